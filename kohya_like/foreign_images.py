@@ -15,6 +15,7 @@ from typing import Any, Literal
 from PIL import Image, UnidentifiedImageError
 
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.labels import label
 from sd_scripts.schema.outside import json_of
 
 MAX_BYTES = 8 << 20
@@ -40,7 +41,7 @@ SAMPLERS = {
 SCHEDULERS = {"sgm uniform": "sgm_uniform", "ddim": "ddim_uniform"}
 """Their names of schedulers, and ours, where they differ by more than capitals."""
 _LINE = re.compile(r'\s*([\w][\w +/-]*):\s*("(?:\\.|[^"\\])*"|[^,]*)(?:,|$)')
-_TAG = re.compile(r"<lora:([^:>]+)(?::([^:>]*))?[^>]*>")
+_TAG = re.compile(r"<(?:lora|lyco):([^:>]+)((?::[^>]*)?)>")
 _OF_LINE = {
     "Steps": "steps",
     "Sampler": "sampler",
@@ -66,11 +67,11 @@ _OWN_NODES = frozenset((*_OF_GRAPH, "width", "height", "denoise", "strength_mode
 """Inputs whose value may stand in a node of its own, such as a seed that several samplers share."""
 _BESIDE_LINE = ("Clip skip", "Denoising strength", "Hires upscale", "RNG", "ENSD", "Refiner", "Variation seed")
 _BESIDE_GRAPH = {
-    "denoise": "denoising strength",
-    "max_shift": "largest shift",
+    "denoise": "Denoising strength",
+    "max_shift": "Largest shift",
     "stop_at_clip_layer": "CLIP layer",
 }
-_AS_USUAL = {"Denoising strength": ("1",), "denoising strength": ("1",), "CLIP layer": ("-1",), "Clip skip": ("1",), "RNG": ("CPU",)}
+_AS_USUAL = {"Denoising strength": ("1",), "CLIP layer": ("-1",), "Clip skip": ("1",), "RNG": ("CPU",)}
 """What these say where they change nothing."""
 
 Verdict = Literal["same", "differs", "only there"]
@@ -83,7 +84,8 @@ class ForeignSettings:
     program: str
     values: dict[str, str] = field(default_factory=dict)
     model: str = ""
-    loras: list[tuple[str, float]] = field(default_factory=list)
+    loras: list[tuple[str, float | None]] = field(default_factory=list)
+    """Names or paths, and strengths; None where a file is named and its strength is not told."""
     beside: dict[str, str] = field(default_factory=dict)
 
 
@@ -92,9 +94,19 @@ class Difference:
     """One setting of theirs beside ours."""
 
     setting: str
+    """Name of our option, or what it is called there, or words of our own."""
     theirs: str
     ours: str
     verdict: Verdict
+    there: str = ""
+    """What is to be said in place of a value of theirs, in our own words."""
+    here: str = ""
+    """The same in place of a value of ours."""
+
+    @property
+    def label(self) -> str:
+        """What the page calls it."""
+        return label(self.setting) if self.setting in (*_OF_LINE.values(), "prompt", "negative_prompt") else self.setting
 
 
 def read(data: bytes) -> ForeignSettings:
@@ -121,13 +133,26 @@ def _of_line(text: str) -> ForeignSettings | None:
     prompt, _, negative = head.partition("Negative prompt:")
     found = ForeignSettings("A1111", {ours: told[theirs] for theirs, ours in _OF_LINE.items() if told.get(theirs)}, told.get("Model", ""))
     found.values |= {"prompt": _TAG.sub("", prompt).strip(), "negative_prompt": negative.strip()}
-    found.loras = [(name, _number(weight) or 1.0) for name, weight in _TAG.findall(prompt)]
+    found.loras = [(name, _strength(given)) for name, given in _TAG.findall(prompt)]
+    tagged = {_stem(name) for name, _ in found.loras}
+    hashes = (part.rpartition(":")[0].strip() for part in told.get("Lora hashes", "").split(","))
+    found.loras += [(name, None) for name in hashes if name and _stem(name) not in tagged]
     found.beside = {name: told[name] for name in _BESIDE_LINE if name in told}
     sampler = found.values.get("sampler", "")
     if sampler.endswith(" Karras"):
         # Older versions have both in one name.
         found.values["sampler"], found.values["scheduler"] = sampler.removesuffix(" Karras"), "Karras"
     return found
+
+
+def _strength(given: str) -> float:
+    """Of the transformer, in a tag's `:0.8`, `:<text encoder>:<transformer>` or `:te=0.5:unet=0.8`."""
+    parts = [part.strip() for part in given.split(":") if part.strip()]
+    named = dict(part.split("=", 1) for part in parts if "=" in part)
+    plain = [part for part in parts if "=" not in part]
+    told = named.get("unet") or (plain[1] if len(plain) > 1 else None) or (plain[0] if plain else None) or named.get("te")
+    number = _number(told)
+    return 1.0 if number is None else number
 
 
 def _of_graph(text: str) -> ForeignSettings | None:
@@ -198,30 +223,37 @@ def differences(found: ForeignSettings, texts: Mapping[str, Any], loras: Sequenc
     for name, theirs in found.values.items():
         ours = texts.get(name)
         if ours is None:
-            rows.append(Difference(name, theirs, "no such setting of this model", "only there" if theirs else "same"))
+            rows.append(Difference(name, theirs, "", "only there" if theirs else "same", here="no such setting of this model"))
         else:
-            rows.append(
-                Difference(name, theirs, str(ours) or _EMPTY.get(name, ""), "same" if _same(name, theirs, str(ours)) else "differs")
-            )
+            verdict: Verdict = "same" if _same(name, theirs, str(ours)) else "differs"
+            rows.append(Difference(name, theirs, str(ours), verdict, here=_EMPTY.get(name, "")))
     model = str(texts.get("pretrained_model_name_or_path") or "")
     if found.model:
-        rows.append(Difference("base model", found.model, model, "same" if _stem(found.model) == _stem(model) else "differs"))
-    there, here = ([f"{_stem(name)} at {weight:g}" for name, weight in each] for each in (found.loras, loras))
+        rows.append(Difference("Base model", found.model, model, "same" if _stem(found.model) == _stem(model) else "differs"))
+    there, here = (_listed(each) for each in (found.loras, loras))
     if there or here:
-        verdict: Verdict = "same" if sorted(there) == sorted(here) else "differs"
-        rows.append(Difference("LoRA files", ", ".join(there) or "none", ", ".join(here) or "none", verdict))
+        rows.append(
+            Difference(
+                "LoRA files", ", ".join(there), ", ".join(here), "same" if there == here else "differs", "without any", "without any"
+            )
+        )
     for name, value in found.beside.items():
         if value not in _AS_USUAL.get(name, ()):
-            rows.append(Difference(name, value, "as the model's own sampler has it", "only there"))
+            rows.append(Difference(name, value, "", "only there", here="as the model's own sampler has it"))
     if found.program == "A1111" and "RNG" not in found.beside:
-        rows.append(
-            Difference("noise", "of the GPU, unless its settings said CPU", "of the CPU: the same seed gives another image", "only there")
-        )
+        rows.append(Difference("First noise", "", "", "only there", _GPU_NOISE, "of the CPU: the same seed gives another image"))
     order = ("differs", "only there", "same")
     return sorted(rows, key=lambda row: order.index(row.verdict))
 
 
-_EMPTY = {"seed": "drawn anew", "size": "automatic", "sampler": "auto", "scheduler": "auto", "shift": "as usual"}
+def _listed(loras: Sequence[tuple[str, float | None]]) -> list[str]:
+    """Files by name with their strengths; ? for one that is not told."""
+    return sorted(f"{_stem(name)}: {'?' if weight is None else f'{weight:g}'}" for name, weight in loras)
+
+
+_GPU_NOISE = "of the GPU, unless its settings said CPU"
+_EMPTY = {"seed": "drawn anew", "size": "of the model's own choice", "shift": "as usual for this model"}
+"""What an option does where it is left empty."""
 
 
 def _same(name: str, theirs: str, ours: str) -> bool:

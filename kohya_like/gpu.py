@@ -212,3 +212,13 @@ class ProcessUsage:
             usage["cpu_percent"] = 100 * spent / max(now - self._at, 1e-3)
         self._cpu, self._at, self._cached = seconds, now, usage
         return usage
+
+
+def as_page() -> dict[str, Any]:
+    """The GPUs that a form offers to choose from, and a sentence when there are none."""
+    readings = read()
+    found = [
+        {"number": str(device.index), "uuid": device.uuid or "", "name": device.name, "memory_gib": device.memory_total_gib}
+        for device in readings.devices
+    ]
+    return {"gpus": found, "problem": readings.problem}

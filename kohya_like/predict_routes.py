@@ -7,7 +7,8 @@ its own LoRA files and no path of the computer.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -18,21 +19,23 @@ from gradio.context import LocalContext
 from PIL import Image
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from sd_scripts.families import FACTS, PREDICTS
 from sd_scripts.runs import drawing
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.generate import FAMILIES, generate_options
+from sd_scripts.schema.generate import FAMILIES, USUAL_PROMPT, GenerateOptions, generate_options
 from sd_scripts.schema.model import is_hub_id
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.predict import PredictOptions
 
-from . import files, foreign_images, form, gpu
+from . import files, foreign_images, form, gpu, memory
 from .answers import JsonAnswer
 from .context import Context
+from .dropped import MAX_BYTES as MAX_DROP_BYTES
+from .dropped import Dropped
 from .inference import offered
 from .predictions import MAX_UPLOAD_BYTES, Prediction, PredictionOrder, PredictionQueue, as_page, is_session
 
@@ -58,6 +61,9 @@ THUMBNAIL_PIXELS = 256
 MAX_LORAS = 8
 MAX_VARIANTS = 12
 MAX_LISTED_FILES = 300
+MAX_CARD_GIB = 10_000
+MEMORY = "Devices and memory"
+"""The accordion that has the forecast."""
 
 
 @dataclass(frozen=True)
@@ -244,19 +250,20 @@ def specification(menu: Menu, choice: Choice | None = None) -> dict[str, Any]:
         "former": offered().family if PREDICTS else "",
         "first": [drawn[name] for name in FIRST if name in drawn],
         "model": [drawn[name] for name in MODEL if name in drawn],
-        "rest": [{"title": title, "fields": fields} for title, fields in rest.items()],
+        "rest": [{"title": title, "name": "memory" if title == MEMORY else "", "fields": fields} for title, fields in rest.items()],
         "help": help_of,
         "mayType": menu.roots is not None,
         "mayFree": menu.roots is not None,
         "maxLoras": MAX_LORAS,
         "maxVariants": MAX_VARIANTS,
         "maxBytes": MAX_UPLOAD_BYTES,
+        "maxDropBytes": MAX_DROP_BYTES,
     }
 
 
 def _accordion(spec: flat.FlatField) -> str:
     if spec.name in DEVICES or spec.section == "loading" or "quantization" in spec.name:
-        return "Devices and memory"
+        return MEMORY
     return "More of the model" if spec.section == "model" else "More"
 
 
@@ -322,6 +329,18 @@ def order_of(menu: Menu, queue: PredictionQueue, asked: Mapping[str, Any], sessi
         request = {name: value for name, value in request.items() if name not in ("lora", "lora_weight")} | {"variants": variants}
     settings = {"texts": texts, "images": names, "loras": asked.get("loras") or [], "variants": asked.get("variants") or []}
     return PredictionOrder(request, controls, settings)
+
+
+def forecast_of(menu: Menu, queue: PredictionQueue, asked: Mapping[str, Any], session: str) -> GenerateOptions:
+    """The options of drawing that the page describes, for a forecast: a prompt may be missing. Raises OptionError."""
+    texts = dict(_mapping(asked.get("texts")))
+    if not any(str(texts.get(name) or "").strip() for name in ("prompt", "prompt_list")):
+        texts["prompt"] = USUAL_PROMPT
+    if asked.get("cpu"):
+        texts["transformer_device"] = "cpu"
+    order = order_of(menu, queue, {**asked, "texts": texts, "variants": []}, session)
+    images = {"images": [str(path) for path in order.controls]} if order.controls else {}
+    return drawing.completed({**order.request, **images})
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -457,6 +476,7 @@ def image_routes(queue: PredictionQueue) -> list[Route]:
 
 def routes(menu: Menu, queue: PredictionQueue) -> list[Route]:
     """The routes of the Generate tab. The guard asks all of them for the token of the page."""
+    dropped = Dropped(queue.results.parent)
 
     def state(session: str) -> dict[str, Any]:
         offered = [{"name": item.name, "run": item.run, "label": item.label, "family": item.family} for item in menu.loras()]
@@ -523,6 +543,36 @@ def routes(menu: Menu, queue: PredictionQueue) -> list[Route]:
             return JsonAnswer({"detail": str(err).removeprefix(": ")}, 409)
         return JsonAnswer({"holdsMemory": queue.backend.holds_memory()})
 
+    async def drop(request: Request) -> Response:
+        """Keeps a file that is dropped on the tab."""
+        try:
+            size = int(request.headers.get("content-length", ""))
+        except ValueError:
+            size = None
+        try:
+            path = await dropped.take(request.query_params.get("name", ""), size, request.stream())
+        except OptionError as err:
+            return problems_of(err)
+        return JsonAnswer({"path": str(path)})
+
+    async def forecast(request: Request) -> Response:
+        """What memory the order in the form would take, in lines while it is measured. Beside the order: `card`, GiB of the one that a plan
+        is wanted for, and `cpu`, whether it is to compute there."""
+        try:
+            asked = _mapping(await request.json())
+        except ValueError:
+            asked = {}
+        card = asked.get("card")
+        gib = float(card) if isinstance(card, int | float) and 0 < card < MAX_CARD_GIB else None
+        try:
+            options = await run_in_threadpool(forecast_of, menu, queue, asked, session_of(request))
+        except OptionError as err:
+            said: Iterable[memory.Line] = [{"problem": " ".join(map(str, err.problems))}]
+        else:
+            said = memory.ask_of_drawing(options, gib)
+        lines = (json.dumps(line) + "\n" for line in said)
+        return StreamingResponse(lines, media_type="application/x-ndjson", headers={"cache-control": "no-store"})
+
     async def why(request: Request) -> Response:
         """What an image of another program was made with beside the form: a line of JSON (texts, loras), then the file's beginning."""
         try:
@@ -538,8 +588,13 @@ def routes(menu: Menu, queue: PredictionQueue) -> list[Route]:
             return problems_of(err)
         except ValueError:
             return JsonAnswer({"detail": "This is not an order of the page. Reload the page."}, 400)
-        return JsonAnswer({"program": found.program, "rows": [asdict(row) for row in rows]})
+        return JsonAnswer({"program": found.program, "rows": [{**asdict(row), "label": row.label} for row in rows]})
 
+    of_the_studio = [
+        Route("/kl/predict/memory", forecast, methods=["POST"]),
+        Route("/kl/predict/gpus", lambda _: JsonAnswer(gpu.as_page())),
+        Route("/kl/predict/drop", drop, methods=["POST"]),
+    ]
     return [
         Route("/kl/predict/why", why, methods=["POST"]),
         Route("/kl/predict", look),
@@ -549,6 +604,7 @@ def routes(menu: Menu, queue: PredictionQueue) -> list[Route]:
         Route("/kl/predict/job/{ident}", one),
         Route("/kl/predict/job/{ident}/cancel", cancel, methods=["POST"]),
         Route("/kl/predict/free", free, methods=["POST"]),
+        *(of_the_studio if menu.saved is not None else []),
     ]
 
 

@@ -35,7 +35,6 @@ from sd_scripts.schema.runs import RunOptions
 from .. import dataset_view, files, form, gpu, importers, memory, page, presets, resuming, sweep_routes, theme
 from ..answers import JsonAnswer
 from ..context import Context, TrainDoor
-from ..gpu_drivers import Readings
 from ..supervisor import Job
 
 Answer = dict[str, Any]
@@ -459,7 +458,7 @@ def routes(context: Context) -> list[Route]:
         return StreamingResponse(lines, media_type="application/x-ndjson", headers={"cache-control": "no-store"})
 
     def here(_request: Request) -> Response:
-        return JsonAnswer(gpus_as_page(gpu.read()))
+        return JsonAnswer(gpu.as_page())
 
     return [
         Route("/kl/train/foresight", answered(lambda order: tab.foresight(order["form"])), methods=["POST"]),
@@ -486,15 +485,6 @@ async def _order_of(request: Request) -> dict[str, Any] | None:
     except ValueError:
         return None
     return order if isinstance(order, dict) and isinstance(order.get("form"), dict) else None
-
-
-def gpus_as_page(readings: Readings) -> dict[str, Any]:
-    """The GPUs that the form offers to choose from, and a sentence when there are none."""
-    found = [
-        {"number": str(device.index), "uuid": device.uuid or "", "name": device.name, "memory_gib": device.memory_total_gib}
-        for device in readings.devices
-    ]
-    return {"gpus": found, "problem": readings.problem}
 
 
 def _is_used(group: str) -> bool:

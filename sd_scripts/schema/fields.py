@@ -107,6 +107,8 @@ class Options(BaseModel):
     """Names that other programs have for options of this script alone, and what to use instead."""
     verdicts: ClassVar[Mapping[str, Verdict]] = {}
     """What became of kohya's other names where that is something else than for other scripts (see legacy.py)."""
+    estimates: ClassVar[bool] = False
+    """Whether the script forecasts the memory that it will take (--estimate, --fit, --json)."""
 
 
 def show_of(field: FieldInfo) -> Show:

@@ -539,14 +539,13 @@ def parser(run: type[Options]) -> argparse.ArgumentParser:
         parse.add_argument("--run_dir", type=given_path, help="folder of this run; without it a new one is made in output_dir")
         parse.add_argument("--dry_run", action="store_true", help="check everything, print what would be done, and stop")
         parse.add_argument("--cache_only", action="store_true", help="encode images and captions into the cache, and stop")
-        parse.add_argument("--estimate", action="store_true", help="say how much memory of a GPU the run will take, and stop")
-        parse.add_argument(
-            "--fit", metavar="SIZE", help="make a plan with which the run fits on a card of this size, such as 12GB, and stop"
-        )
-        parse.add_argument("--json", action="store_true", help="answer --estimate and --fit as lines of JSON")
         parse.add_argument(
             "--network_args", nargs="*", default=argparse.SUPPRESS, help="options of the network as key=value, as in kohya's scripts"
         )
+    if run.estimates:
+        parse.add_argument("--estimate", action="store_true", help="say how much memory of a GPU this will take, and stop")
+        parse.add_argument("--fit", metavar="SIZE", help="make a plan with which it fits on a card of this size, such as 12GB, and stop")
+        parse.add_argument("--json", action="store_true", help="answer --estimate and --fit as lines of JSON")
     groups = {name: parse.add_argument_group(name, getattr(info.annotation, "__doc__", "")) for name, info in run.model_fields.items()}
     for name, field in fields(run).items():
         group = groups[field.section]
@@ -583,7 +582,8 @@ def parse_cli(run: type[RunOptions], argv: Sequence[str], read_file: ReadFile | 
     """Defaults < --config_file < flags. Raises OptionError with every problem at once; --help prints and leaves, as usual."""
     options, given, notes, more = _parse(run, argv, read_file=read_file)
     asked = Invocation(options, more["run_dir"], more["dry_run"], more["cache_only"], given, notes=notes)
-    return replace(asked, estimate=more["estimate"] or more["fit"] is not None, fit=card_size(more["fit"]), as_json=more["json"])
+    question = _question(more)
+    return replace(asked, estimate=question is not None, fit=None if question is None else question.fit, as_json=more["json"])
 
 
 def card_size(text: str | None) -> float | None:
@@ -596,14 +596,34 @@ def card_size(text: str | None) -> float | None:
     return float(found[1])
 
 
+@dataclass(frozen=True)
+class Question:
+    """What a command line asks about memory, in place of having the work done."""
+
+    fit: float | None
+    """See Invocation."""
+    as_json: bool
+
+
+def _question(more: Mapping[str, Any]) -> Question | None:
+    return Question(card_size(more["fit"]), more["json"]) if more["estimate"] or more["fit"] is not None else None
+
+
 def parse_tool(tool: type[O], argv: Sequence[str], under: Mapping[str, Any] | None = None, over: Mapping[str, Any] | None = None) -> O:
     """The options of a tool from its command line, as `parse_cli` does it for a run; what is given without effect is said at once.
 
     under: values in place of defaults. over: values that count more than what is given.
     """
-    options, _, notes, _ = _parse(tool, argv, under, over)
+    return parse_question(tool, argv, under, over)[0]
+
+
+def parse_question(
+    tool: type[O], argv: Sequence[str], under: Mapping[str, Any] | None = None, over: Mapping[str, Any] | None = None
+) -> tuple[O, Question | None]:
+    """As parse_tool, with what is asked about memory where the tool `estimates`; None where the work is to be done."""
+    options, _, notes, more = _parse(tool, argv, under, over)
     sys.stderr.write("".join(f"{note}\n" for note in notes))
-    return options
+    return options, _question(more) if tool.estimates else None
 
 
 def _parse(

@@ -18,6 +18,8 @@ from .samples import SampleOptions, samplers_of
 
 FAMILIES: tuple[str, ...] = tuple(name for name, facts in FACTS.items() if not facts.evaluates)
 """Families that draw from a prompt."""
+USUAL_PROMPT = "a photo of an animal that sits on a bench in a park, in the evening, sharp, with warm light"
+"""Whose memory is forecast where a forecast is asked for without a prompt."""
 
 
 class GenerateSection(AskSection):
@@ -56,6 +58,7 @@ class GenerateOptions(PredictOptions):
     name: ClassVar[str] = "generate"
     script: ClassVar[str] = "generate.py"
     label: ClassVar[str] = "Generate"
+    estimates: ClassVar[bool] = True
     renamed: ClassVar[Mapping[str, str]] = {
         "ckpt": "draw_with, or pretrained_model_name_or_path for the base model of LoRA files",
         "network_weights": "lora",

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .fields import NotNegative, Number, Section, Seed, Show, Size, raise_all
+from .fields import NotNegative, Number, Section, Seed, Show, Size, WholeNumber, raise_all
 from .files import out_problems
 from .model import ModelOptions, device_problems
 from .tools import ReportOptions, ToolOptions
@@ -26,7 +26,12 @@ class LoadingSection(Section):
     transformer_device: str | None = None
     """Device of the transformer, such as cpu or cuda:1; None takes the first GPU, or the CPU."""
     offload: bool = False
-    """Keep each network in host RAM and bring it to its device only while it works: less device memory, slower."""
+    """Keep each network in host RAM and bring it to its device only while it works: less device memory, slower, the same image."""
+    blocks_to_swap: WholeNumber = 0
+    """Keep this many of the network's blocks in host RAM and bring each to the device when it is due, while the block before computes. The
+    same image, less device memory, and some of the speed. The largest number is that of the blocks."""
+    vae_tiling: bool = False
+    """Decode images in tiles: large ones then need little memory. Seams are blended, so images differ a little."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

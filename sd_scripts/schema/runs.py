@@ -25,6 +25,7 @@ class RunOptions(Options):
     """All options of one kind of run, nested by section."""
 
     family: ClassVar[str]
+    estimates: ClassVar[bool] = True
     defaults_of_version_1: ClassVar[Mapping[str, object]] = {}
     """Options that had another default in files of schema_version 1, with it."""
     script: ClassVar[str]

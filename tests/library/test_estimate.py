@@ -25,11 +25,11 @@ from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.memory.forecast import fitting
 from sd_scripts.library.memory.forecast.accounting import META, AsOnDevice, Ledger, backward, bytes_of
 from sd_scripts.library.memory.forecast.answers import ForecastComparison, plan_lines, verdict
-from sd_scripts.library.memory.forecast.estimate import Forecaster
+from sd_scripts.library.memory.forecast.estimate import Forecaster, Swapped, packed_blocks
 from sd_scripts.library.memory.forecast.fitting import plan_for, with_values
 from sd_scripts.library.memory.forecast.structure import structure_of
 from sd_scripts.library.memory.forecast.values import CONTEXT, GIB, Bucket, Forecast, Questions
-from sd_scripts.library.memory.forecast.weighing import BlockWeight, Training, weight_of
+from sd_scripts.library.memory.forecast.weighing import BlockWeight, weight_of
 from sd_scripts.library.memory.swapping import BlockSwap
 from sd_scripts.library.train.launch import main
 from sd_scripts.library.train.trained import dtypes_of_run
@@ -154,33 +154,24 @@ def test_a_part_of_the_blocks_recomputed_lies_between_all_and_none(sd: Forecaste
     assert none > half > every > offloaded
 
 
-def weighed(blocks: tuple[BlockWeight, ...], itemsize: int) -> Training:
-    """A network that is these blocks."""
-    numbers = ("frozen", "tables", "trained", "num_trained", "optimizer", "optimizer_step", "gradients", "activations")
-    return Training(**dict.fromkeys(numbers, 0), optimizer_known=True, blocks=blocks, itemsize=itemsize)
-
-
 def test_what_swapping_spares_is_what_the_swapper_says() -> None:
     network = families.family("flux").tiny().backbone
     swap = BlockSwap(network, torch.device("cpu"))
     swap.set(3)
-    from sd_scripts.library.memory.forecast.estimate import _Swapped
-
     blocks = tuple(weight_of(block, set(), set(), 0) for block in blocks_of(network).values())
-    told = _Swapped.of(weighed(blocks, 4), 3)
+    told = Swapped.of(blocks, 3)
     assert told.frozen == pytest.approx(swap.bytes_at_home, rel=0.05)
     assert told.slots == pytest.approx(2 * swap.slot_bytes, rel=0.05)
 
 
 def test_packed_weights_weigh_what_the_forecast_says() -> None:
-    from sd_scripts.library.memory.forecast.estimate import _packed
     from sd_scripts.library.memory.packed import pack
 
     layer = (640, 768)
-    one = weighed((BlockWeight(0, 0, (layer,), 0),), 2)
+    blocks = (BlockWeight(0, 0, (layer,), 0),)
     weight = torch.randn(layer)
     for kind in ("fp8", "nf4"):
-        spared, _ = _packed(one, kind)
+        spared, _ = packed_blocks(blocks, 2, kind)
         # The table of nf4's levels is 2 KiB in each layer.
         held = sum(tensor.nbytes for tensor in pack(weight, kind))  # type: ignore[arg-type]
         assert 2 * weight.numel() - spared == pytest.approx(held, abs=4096)

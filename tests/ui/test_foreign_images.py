@@ -20,7 +20,7 @@ from sd_scripts.schema.errors import OptionError
 LINE = (
     "a <lora:star-20:0.8> red star, (sharp:1.2)\nwith two lines\nNegative prompt: blurred, low\n"
     "Steps: 28, Sampler: DPM++ 2M, Schedule type: Karras, CFG scale: 6.0, Seed: 7, Size: 512x768, Model hash: 0123456789, Model: base, "
-    'Clip skip: 1, Lora hashes: "star-20: 0123456789, b: 1", RNG: CPU, Version: v1.10.1'
+    'Clip skip: 1, Lora hashes: "star-20: 0123456789", RNG: CPU, Version: v1.10.1'
 )
 GRAPH = {
     "3": {
@@ -70,7 +70,7 @@ def png(**texts: str) -> bytes:
 
 def unlike(data: bytes, texts: dict[str, str], loras: list[tuple[str, float]]) -> dict[str, tuple[str, str, str]]:
     rows = differences(read(data), texts, loras)
-    return {row.setting: (row.theirs, row.ours, row.verdict) for row in rows if row.verdict != "same"}
+    return {row.setting: (row.theirs or row.there, row.ours or row.here, row.verdict) for row in rows if row.verdict != "same"}
 
 
 def test_the_line_of_a1111_is_read_and_what_differs_is_listed() -> None:
@@ -85,9 +85,45 @@ def test_the_line_of_a1111_is_read_and_what_differs_is_listed() -> None:
     form |= {"cfg_scale": "5.5", "seed": "", "size": "768,512"}
     told = unlike(png(parameters=LINE.replace("RNG: CPU, ", "")), form, [("star-20", 1.0)])
     assert told["cfg_scale"] == ("6.0", "5.5", "differs") and told["seed"][1:] == ("drawn anew", "differs")
-    assert told["LoRA files"] == ("star-20 at 0.8", "star-20 at 1", "differs") and {"size", "noise"} <= told.keys()
+    assert told["LoRA files"] == ("star-20: 0.8", "star-20: 1", "differs") and {"size", "First noise"} <= told.keys()
     rows = differences(read(png(parameters=LINE)), form, [])
     assert [row.verdict for row in rows] == sorted((row.verdict for row in rows), key=("differs", "only there", "same").index)
+
+
+@pytest.mark.parametrize(
+    ("tag", "strength"),
+    [
+        ("<lora:a>", 1.0),
+        ("<lora:a:0>", 0.0),
+        ("<lora:a:-0.5>", -0.5),
+        ("<lyco:a:0.5:0.7>", 0.7),
+        ("<lora:a:te=0.5:unet=0.8>", 0.8),
+        ("<lora:a:te=0.5>", 0.5),
+        ("<lora:a:much>", 1.0),
+    ],
+)
+def test_a_tag_s_strength_is_that_of_the_transformer(tag: str, strength: float) -> None:
+    assert read(png(parameters=LINE.replace("<lora:star-20:0.8>", tag))).loras[0] == ("a", strength)
+
+
+def test_a_file_of_which_the_line_has_the_hash_alone_is_listed_without_a_strength() -> None:
+    data = png(parameters=LINE.replace("star-20: 0123456789", "star-20: 0123456789, detail, v2: 98765"))
+    # A name with a comma is cut by who wrote the line.
+    assert read(data).loras[0] == ("star-20", 0.8) and read(data).loras[-1] == ("v2", None)
+    (row,) = (row for row in differences(read(data), FORM, [("star-20", 0.8)]) if row.setting == "LoRA files")
+    assert (row.theirs, row.ours, row.verdict) == ("star-20: 0.8, v2: ?", "star-20: 0.8", "differs")
+    (row,) = (row for row in differences(read(data), FORM, []) if row.setting == "LoRA files")
+    assert (row.ours, row.here) == ("", "without any")
+
+
+def test_what_the_page_says_of_settings_is_in_words_that_can_be_translated() -> None:
+    rows = differences(read(png(parameters=LINE.replace("RNG: CPU, ", "Denoising strength: 0.5, "))), {"seed": "", "steps": "28"}, [])
+    assert {row.label for row in rows} >= {"Prompt", "CFG scale", "Seed", "Base model", "LoRA files", "Denoising strength", "First noise"}
+    # Values stand apart from words: a prompt that is one of our words stays a prompt.
+    assert {row.setting: row.here for row in rows if row.setting in ("seed", "size")} == {
+        "seed": "drawn anew",
+        "size": "no such setting of this model",
+    }
 
 
 def test_comfyui_s_graph_is_read_through_its_nodes() -> None:
@@ -161,7 +197,7 @@ def test_the_page_lists_what_differs(studio: Any, visit: Callable[..., Any], tmp
     page.locator("#kl-inf-why").set_input_files({"name": "theirs.png", "mimeType": "image/png", "buffer": png(prompt=json.dumps(GRAPH))})
     told = page.locator(".kl-inf-told")
     expect(told).to_contain_text("Made by ComfyUI.")
-    expect(told.locator("tr", has_text="LoRA files")).to_contain_text("star-20 at 0.8")
+    expect(told.locator("tr", has_text="LoRA files")).to_contain_text("star-20: 0.8")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     told.scroll_into_view_if_needed()
     page.screenshot(path=tmp_path / f"why-{width}.png")

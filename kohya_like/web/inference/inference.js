@@ -4,18 +4,21 @@
 import { blame as blameFields, makeBrowse, makeChoice, makeField } from "../common/field.js";
 import { t, translated } from "../common/language.js";
 import { bring, find, make, rich, say, sharp } from "../common/page.js";
+import { makeMemory } from "../common/memory.js";
 import { makeBar } from "../common/progress.js";
 import { store, stored } from "../common/stored.js";
 import { ask, post, repeat, withToken } from "../common/studio.js";
 import { duration } from "../common/words.js";
 import { makeAxes } from "./axes.js";
 import { Compare } from "./compare.js";
+import { makeDropping } from "./dropping.js";
+import { makeSlots } from "./slots.js";
 import { makeStrip, makeViewer } from "./viewer.js";
 import { makeWhy } from "./why.js";
 
 const DRAFT = "kl.inference";
 const SESSION = "kl.session";
-const MAX_IMAGES = 3;
+const BASE = "pretrained_model_name_or_path";
 const OTHER = "*"; // the choice of a file that is not in the list
 
 // What somebody opens shows its beginning, above the row of buttons that stays at the foot of the form.
@@ -135,7 +138,12 @@ export function inference({ root }) {
   function taken() {
     const { choice } = known;
     if (!choice.draws) return;
-    Object.assign(draft, { with: choice.with, family: choice.family, texts: { prompt: choice.words || draft.texts.prompt || "" } });
+    const base = draft.family === choice.family && draft.texts[BASE];
+    const knows = known.model.some((spec) => spec.name === BASE && spec.default);
+    const texts = { prompt: choice.words || draft.texts.prompt || "" };
+    // A LoRA file that does not tell its base is drawn on the one that was there.
+    if (base && base !== "toy" && !knows) texts[BASE] = base;
+    Object.assign(draft, { with: choice.with, family: choice.family, texts });
     if (!choice.edits) draft.images = [];
     draft.loras = choice.loras.map((name) => ({ name, weight: "1", typed: !known.loras.some((each) => each.name === name) }));
     comparing.set({ prompts: choice.prompts });
@@ -186,8 +194,26 @@ export function inference({ root }) {
   // ---- the form
 
   const source = sourceChoice();
-  const images = imageSlots();
+  const images = makeSlots({ root, draft, keep, known: () => known, status, address });
   const loras = loraRows();
+  const memory = make("div", { class: "kl-inf-memory" });
+  let forecast = null; // for a page that draws with all there is
+  const makeForecast = () => makeMemory(memory, {
+    prefix: "kl-inf",
+    address: `/kl/predict/memory?${me}`,
+    gpus: "/kl/predict/gpus",
+    order: (card, cpu) => ({ ...ordered(), loras: draft.loras.map(({ name, weight }) => ({ name, weight })), card, cpu }),
+    use: ({ texts }) => {
+      for (const [name, text] of Object.entries(texts)) {
+        if (!fields.has(name)) continue;
+        fields.get(name).set(text);
+        draft.texts[name] = text;
+      }
+      keep();
+    },
+    mayCompute: true,
+    nothing: t`No memory option makes it fit; take a smaller size or a smaller base model.`,
+  });
   const comparing = makeAxes({ known: () => known, draft, keep, mine, fold });
   comparing.set(draft.axes);
 
@@ -202,11 +228,12 @@ export function inference({ root }) {
     fields.set("columns", comparing.fields.get("prompts"));
     const grid = (specs, name = "") => make("div", { class: `kl-grid ${name}` }, ...specs.map(drawField));
     const words = known.first.filter((spec) => spec.name === "prompt" || spec.name === "negative_prompt");
-    const folds = known.rest.map(({ title, fields: specs }) => fold(translated(title), grid(specs)));
+    const folds = known.rest.map(({ title, fields: specs, name }) => fold(translated(title), ...(name === "memory" && known.choice.draws ? [memory] : []), grid(specs)));
     view.renew();
     source.root.hidden = views.root.hidden = why.hidden = !known.choice.draws;
     images.root.hidden = !known.choice.edits;
     source.draw();
+    if (known.choice.draws) forecast ||= makeForecast();
     form.replaceChildren(source.root, images.root, grid(words), loras.root, grid(known.first.filter((spec) => !words.includes(spec)), "kl-inf-numbers"),
       ...(known.choice.draws ? [fold(t`Base model`, grid(known.model))] : [grid(known.model)]), ...folds, comparing.root, beside, make("div", { class: "kl-row kl-inf-go" }, status, go, side, cancel, free));
     if (known.choice.edits) images.draw();
@@ -218,6 +245,7 @@ export function inference({ root }) {
     const change = () => {
       draft.texts[spec.name] = field.read();
       if (spec.name.endsWith("_device")) warn();
+      if (forecast) forecast.changed();
       if (spec.name === "seed" && field.read().trim()) lock(true);
       keep();
     };
@@ -255,13 +283,14 @@ export function inference({ root }) {
     const family = make("select", { id: "kl-inf-family", "aria-label": t`Family of the model` });
     const use = make("button", { type: "button", class: "kl-button", id: "kl-inf-use", text: t`Use it`, onclick: () => go(path.value.trim(), family.value) });
     const typed = make("div", { class: "kl-inf-typed", hidden: true }, path, family, makeBrowse({ name: "draw_with", label: t`what to draw with`, path: "file" }, path), use);
+    const dropping = makeDropping({ root, known: () => known, status, wrong, address: `/kl/predict/drop?${me}`, take: dropped });
     const toy = make("button", { type: "button", class: "kl-button", id: "kl-inf-toy", text: t`Draw with the built-in toy`, onclick: () => go("toy", known.choice.family) });
     const none = make("p", { class: "kl-note", hidden: true }, t`No run has saved anything to draw with yet.`, " ", toy);
     const error = make("p", { class: "kl-error", id: "kl-inf-with-error", hidden: true });
     const facts = make("p", { class: "kl-note", id: "kl-inf-about" });
-    const root = make("div", { class: "kl-field kl-wide" }, make("p", { class: "kl-note kl-inf-first", text: t`Draws images from a prompt, with what you have trained, a LoRA file or any model.` }),
+    const box = make("div", { class: "kl-field kl-wide" }, make("p", { class: "kl-note kl-inf-first", text: t`Draws images from a prompt, with what you have trained, a LoRA file or any model.` }),
       make("div", { class: "kl-head" }, make("label", { for: select.id, text: t`Draw with` }), make("code", { text: "draw_with" })),
-      make("div", { class: "kl-inf-with" }, about, make("div", {}, select, typed, facts)), none, error);
+      make("div", { class: "kl-inf-with" }, about, make("div", {}, select, typed, dropping.root, facts)), none, error);
     const clear = () => {
       error.hidden = true;
       select.removeAttribute("aria-invalid");
@@ -278,8 +307,17 @@ export function inference({ root }) {
       if (await choose(given, kind)) typed.hidden = !isTyped();
     }
 
+    // Where nothing tells its family, that is asked for.
+    async function dropped(given) {
+      path.value = given;
+      if (await choose(given, "")) return;
+      select.value = OTHER;
+      typed.hidden = false;
+      family.focus();
+    }
+
     function wrong(messages) {
-      error.textContent = messages.join(" ");
+      error.textContent = messages.map((message) => message.replace(/^(draw_with|family): /, "")).join(" ");
       error.hidden = false;
       select.setAttribute("aria-invalid", "true");
       select.focus();
@@ -312,101 +350,17 @@ export function inference({ root }) {
       const saved = known.saved.find((each) => each.name === choice.with);
       about.hidden = !saved || !saved.image;
       if (!about.hidden) about.src = withToken(`/kl/run/${encodeURIComponent(saved.run)}/sample/${encodeURIComponent(saved.image)}`);
-      const base = known.model.find(({ name }) => name === "pretrained_model_name_or_path");
+      const base = known.model.find(({ name }) => name === BASE);
       facts.textContent = [saved ? label(saved.run) : "", choice.label, base && base.default ? t`base ${base.default.split(/[\\/]/).pop()}` : ""].filter(Boolean).join(" · ");
       none.hidden = known.saved.length > 0 || choice.with === "toy";
+      dropping.root.hidden = !known.mayType;
     }
 
     function renew() {
       if (offered !== JSON.stringify(known.saved) && document.activeElement !== select && known.choice.draws) draw();
     }
 
-    return { root, draw, renew, wrong, field: { node: select, error, clear } };
-  }
-
-  // An image that is dropped or pasted anywhere on the tab becomes the next control image.
-  function imageSlots() {
-    const list = make("div", { class: "kl-inf-slots", role: "group", "aria-label": t`Images` });
-    const error = make("p", { class: "kl-error", id: "kl-inf-images-error", hidden: true });
-    const file = make("input", { type: "file", id: "kl-inf-file", class: "kl-file", accept: "image/*,.jxl", multiple: true, "aria-describedby": "kl-inf-images-help kl-inf-images-error" });
-    const word = make("span", { text: "" });
-    const adder = make("div", { class: "kl-inf-slot kl-inf-add" }, file, make("label", { for: file.id, class: "kl-inf-addtext" }, make("strong", { "aria-hidden": "true", text: "+" }), word));
-    const help = make("p", { class: "kl-help", id: "kl-inf-images-help" });
-    const box = make("div", { class: "kl-field kl-wide" }, make("div", { class: "kl-head" }, make("h2", { text: t`Images` }), make("code", { text: "images" })), list, error, help);
-    const clear = () => {
-      error.hidden = true;
-      file.removeAttribute("aria-invalid");
-    };
-    file.addEventListener("change", () => {
-      take([...file.files]);
-      file.value = "";
-    });
-    const inSight = () => root.offsetParent !== null && !box.hidden;
-    const withFiles = (event) => inSight() && event.dataTransfer && [...event.dataTransfer.types].includes("Files");
-    addEventListener("dragover", (event) => {
-      if (!withFiles(event)) return;
-      event.preventDefault();
-      adder.classList.add("kl-inf-over");
-    });
-    addEventListener("dragleave", () => adder.classList.remove("kl-inf-over"));
-    addEventListener("drop", (event) => {
-      adder.classList.remove("kl-inf-over");
-      if (!withFiles(event)) return;
-      event.preventDefault();
-      take([...event.dataTransfer.files]);
-    });
-    addEventListener("paste", (event) => {
-      const found = inSight() && event.clipboardData ? [...event.clipboardData.files] : [];
-      if (!found.length) return;
-      event.preventDefault();
-      take(found);
-    });
-
-    function draw() {
-      help.replaceChildren(...rich(translated(known.help.images)));
-      list.replaceChildren(...draft.images.map((image, index) => {
-        const shown = sharp(make("img", { src: address(image.name, "thumb"), alt: t`Image ${index + 1}` }));
-        shown.addEventListener("error", () => {
-          // Uploads are kept for a day.
-          draft.images = draft.images.filter((each) => each !== image);
-          keep();
-          draw();
-        });
-        const remove = make("button", { type: "button", class: "kl-inf-remove", "aria-label": t`Remove image ${index + 1}`, text: "×", onclick: () => {
-          draft.images.splice(index, 1);
-          clear();
-          keep();
-          draw();
-          file.focus();
-        } });
-        return make("div", { class: "kl-inf-slot" }, shown, make("span", { class: "kl-corner kl-corner-left", text: draft.images.length > 1 ? String(index + 1) : "" }), remove);
-      }));
-      word.textContent = draft.images.length ? t`Add an image` : t`Choose, drop or paste an image`;
-      if (draft.images.length < MAX_IMAGES) list.append(adder);
-    }
-
-    async function take(files) {
-      clear();
-      for (const each of files) {
-        if (draft.images.length >= MAX_IMAGES) break;
-        say(status, t`Reading ${each.name || t`the image`} …`);
-        try {
-          if (each.size > known.maxBytes) throw new Error(t`${each.name} is larger than ${known.maxBytes >> 20} MiB, which is the most.`);
-          const answer = await ask("/kl/predict/upload", { method: "POST", body: each });
-          if (answer.problems) throw new Error(answer.problems.map(({ message }) => message.replace("images: the file", each.name || t`The image`)).join(" "));
-          draft.images.push(answer.image);
-          keep();
-          draw();
-          say(status, "");
-        } catch (failure) {
-          say(status, "");
-          error.textContent = failure.message;
-          error.hidden = false;
-        }
-      }
-    }
-
-    return { root: box, draw, take, field: { node: file, error, clear } };
+    return { root: box, draw, renew, wrong, field: { node: select, error, clear } };
   }
 
   // Files that fit what is drawn with.
@@ -646,7 +600,7 @@ export function inference({ root }) {
     if (known.choice.draws) {
       // What was made by 0.1 was edited by the one family that it knew.
       const former = entry.texts.draw_with === undefined;
-      const given = former ? entry.texts.pretrained_model_name_or_path || "toy" : entry.texts.draw_with;
+      const given = former ? entry.texts[BASE] || "toy" : entry.texts.draw_with;
       if (!(await choose(given, former ? known.former : entry.texts.family))) return false;
     }
     const texts = { ...entry.texts };

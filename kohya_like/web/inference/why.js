@@ -35,5 +35,5 @@ function table({ program, rows }) {
   const differing = rows.filter(({ verdict }) => verdict !== "same").length;
   return html`<p>${differing ? t`Made by ${program}. ${differing} of ${rows.length} settings are not those of the form.` : t`Made by ${program}. All settings that it tells are those of the form.`}</p>
     <div class="kl-pick-scroll" role="region" tabindex="0" aria-label=${t`Settings of both`}><table class="kl-table"><thead><tr><th>${t`Setting`}</th><th></th><th>${t`There`}</th><th>${t`Here`}</th></tr></thead>
-    <tbody>${rows.map(({ setting, theirs, ours, verdict }) => html`<tr><th scope="row">${setting.replace(/_/g, " ")}</th><td>${verdict === "same" ? MARKS.same : html`<strong>${MARKS[verdict]}</strong>`}</td><td>${theirs || "–"}</td><td>${ours || "–"}</td></tr>`)}</tbody></table></div>`;
+    <tbody>${rows.map(({ label, theirs, there, ours, here, verdict }) => html`<tr><th scope="row">${translated(label)}</th><td>${verdict === "same" ? MARKS.same : html`<strong>${MARKS[verdict]}</strong>`}</td><td>${theirs || translated(there) || "–"}</td><td>${ours || translated(here) || "–"}</td></tr>`)}</tbody></table></div>`;
 }

@@ -1,155 +1,19 @@
-// The memory that the run in the form would take of a GPU, as bars against the card, and a plan that makes it fit. Talks with the route
-// /kl/train/memory of kohya_like/tabs/train.py, which answers in lines while the training script measures.
+// The memory that the run in the form would take. Talks with the route /kl/train/memory of kohya_like/tabs/train.py.
 
-import { language, t, translated } from "../common/language.js";
-import { make } from "../common/page.js";
-import { store, stored } from "../common/stored.js";
-import { ask, headers, eachLine } from "../common/studio.js";
+import { t } from "../common/language.js";
+import { makeMemory } from "../common/memory.js";
 import { fill } from "./form.js";
 import { onChange, values } from "./settings.js";
 
-const GIB = 2 ** 30;
-const SIZES = [8, 12, 16, 24, 32, 48, 80];
-const NAMES = { caching: t`Caching`, training: t`Training`, previews: t`Previews` };
-// Parts of one kind have one colour, whatever phase they are in.
-/** @type {[RegExp, number][]} */
-const COLOURS = [
-  [/^(base model|swap slots)$/, 1], [/^(adapter|trained weights|moving average)$/, 2], [/^(optimizer|gradients)$/, 3],
-  [/^activations$/, 4], [/^(text encoders|VAE)$/, 5],
-];
-const colourOf = (name) => COLOURS.find(([pattern]) => pattern.test(name))?.[1] ?? 6;
-const gib = (bytes, digits = 1) => (bytes / GIB).toFixed(digits);
-
 export function memory({ root }) {
-  let cards = [];
-  let found = null; // the last answer
-  let controller = null;
-
-  const picker = make("select", { id: "kl-memory-card", "aria-label": t`Card to compare with` });
-  const button = make("button", { type: "button", class: "kl-button", id: "kl-estimate", text: t`Estimate memory` });
-  const status = make("p", { class: "kl-note kl-memory-status", role: "status" });
-  const body = make("div", { class: "kl-memory-body" });
-  const box = make("section", { class: "kl-card kl-memory", "aria-label": t`Memory` },
-    make("div", { class: "kl-memory-head" }, button, make("label", { class: "kl-memory-on", for: picker.id }, make("span", { text: t`on` }), picker)), status, body);
-  root.append(box);
-
-  const card = () => Number(picker.value);
-
-  function list() {
-    const wanted = picker.value || stored("kl.memory.card") || (cards[0] ? String(cards[0].memory_gib) : "24");
-    const here = cards.filter((one) => one.memory_gib).map((one) => make("option", { value: String(one.memory_gib), text: `${one.name}, ${Math.round(one.memory_gib)} GB` }));
-    const others = SIZES.map((size) => make("option", { value: String(size), text: t`a card of ${size} GB` }));
-    picker.replaceChildren(...here, ...others);
-    picker.value = wanted;
-    if (!picker.value) picker.value = "24";
-  }
-
-  function bar(phase, scale) {
-    const total = phase.bytes;
-    const pieces = Object.entries(phase.parts).map(([name, size]) =>
-      make("span", { class: `kl-memory-piece kl-memory-${colourOf(name)}`, style: `width:${(100 * size) / scale}%`, title: `${translated(name)}: ${gib(size, 2)} GiB` }));
-    const spoken = Object.entries(phase.parts).map(([name, size]) => `${translated(name)} ${gib(size)}`).join(", ");
-    const line = make("span", { class: "kl-memory-limit", style: `left:${(100 * card() * GIB) / scale}%` });
-    return [make("span", { class: "kl-memory-name", text: NAMES[phase.name] || phase.name }),
-      make("span", { class: "kl-memory-bar", role: "img", "aria-label": `${NAMES[phase.name] || phase.name}: ${spoken} GiB` }, ...pieces, line),
-      make("span", { class: "kl-memory-total", text: `${gib(total)} GiB` })];
-  }
-
-  function legend(phases) {
-    const sizes = new Map();
-    for (const phase of phases) for (const [name, size] of Object.entries(phase.parts)) sizes.set(name, Math.max(size, sizes.get(name) || 0));
-    const shown = [...sizes].filter(([, size]) => size > 0.05 * GIB).sort((one, two) => colourOf(one[0]) - colourOf(two[0]) || two[1] - one[1]);
-    return make("ul", { class: "kl-memory-legend" }, ...shown.map(([name, size]) =>
-      make("li", {}, make("i", { class: `kl-memory-${colourOf(name)}`, "aria-hidden": "true" }), make("span", { text: `${translated(name)} ${gib(size)}` }))));
-  }
-
-  function draw() {
-    body.replaceChildren();
-    if (!found) return;
-    const { forecast, plan } = found;
-    const limit = card() * GIB;
-    const little = forecast.host > forecast.host_there;
-    const fits = forecast.on_card <= limit && !little;
-    const scale = 1.04 * Math.max(limit, ...forecast.phases.map((phase) => phase.bytes));
-    const where = language === "de" ? NAMES[forecast.worst] : NAMES[forecast.worst].toLowerCase();
-    const verdict = little && forecast.on_card <= limit
-      ? t`Fits the card, but needs ${gib(forecast.host)} GiB of host RAM, and this machine has ${gib(forecast.host_there)}.` : fits ? t`Fits: ${gib(forecast.on_card)} of ${Math.round(card())} GiB, most of it in ${where}.`
-      : t`Does not fit: ${gib(forecast.on_card)} GiB are needed, most of it in ${where}, and the card has ${Math.round(card())}.`;
-    body.append(make("p", { class: `kl-memory-verdict ${fits ? "kl-memory-fits" : "kl-memory-fails"}`, text: verdict }),
-      make("div", { class: "kl-memory-bars" }, ...forecast.phases.flatMap((phase) => bar(phase, scale))), legend(forecast.phases));
-    const more = forecast.published ? [t`Measured on the published structure of ${forecast.published}: the model is not on this disk, or does not describe itself.`] : [];
-    more.push(...forecast.notes.map(sentence));
-    more.push(t`The line is the card. The bars are tensors; CUDA and gaps between tensors take ${gib(forecast.on_card - forecast.bytes)} GiB besides.`);
-    body.append(...more.map((text) => make("p", { class: "kl-note", text })));
-    if (plan && plan.card === Math.round(limit)) drawPlan(plan);
-    else if (!fits) body.append(make("div", { class: "kl-row" }, make("button", { type: "button", class: "kl-button kl-strong", id: "kl-fit", text: t`Make it fit`, onclick: () => estimate(card()) })));
-  }
-
-  const sentence = (note) => translated(`${note[0].toUpperCase()}${note.slice(1)}.`);
-
-  function drawPlan(plan) {
-    if (!plan.changes.length) {
-      if (!plan.fits) body.append(make("p", { class: "kl-note", text: t`No memory option of this kind of run makes it fit; take a smaller base model.` }));
-      return;
-    }
-    const result = `${plan.fits ? t`With these settings it fits` : t`These settings help, but are not enough`}: ${gib(plan.forecast.on_card)} GiB.`;
-    const notes = plan.forecast.notes.map((note) => make("li", { text: sentence(note) }));
-    const costs = plan.steps.map((step) => make("li", { text: `${Object.keys(step.options).join(", ")}: ${gib(step.before)} → ${gib(step.after)} GiB; ${translated(step.cost)}` }));
-    const rows = plan.changes.map((change) => make("tr", {}, make("th", { scope: "row", text: translated(change.label) }), make("td", { text: change.before }), make("td", { text: change.after })));
-    const use = () => {
-      fill(plan.run, plan.texts);
-      found = { forecast: plan.forecast };
-      status.textContent = t`The form has the settings of the plan now.`;
-      draw();
-      button.focus();
-    };
-    body.append(make("div", { class: "kl-memory-plan" }, make("h3", { text: result }),
-      make("div", { class: "kl-scroll", tabindex: "0", role: "region", "aria-label": t`What the plan changes` }, make("table", { class: "kl-table" },
-        make("thead", {}, make("tr", {}, ...[t`Setting`, t`Now`, t`Plan`].map((text) => make("th", { scope: "col", text })))), make("tbody", {}, ...rows))),
-      make("ul", { class: "kl-memory-costs" }, ...costs, ...notes),
-      make("div", { class: "kl-row" }, make("button", { type: "button", class: "kl-button kl-strong", id: "kl-use-plan", text: t`Use this plan`, onclick: use }),
-        make("button", { type: "button", class: "kl-quiet", text: t`Not now`, onclick: () => { found = { forecast: found.forecast }; draw(); button.focus(); } }))));
-  }
-
-  async function estimate(size) {
-    if (controller) controller.abort();
-    controller = new AbortController();
-    const mine = controller;
-    button.disabled = true;
-    box.setAttribute("aria-busy", "true");
-    status.textContent = t`Building the model without its weights …`;
-    try {
-      const response = await fetch("/kl/train/memory", { method: "POST", headers: headers(), signal: mine.signal,
-        body: JSON.stringify({ form: values(), card: size || null }) });
-      await eachLine(response, hear);
-    } catch (error) {
-      if (mine.signal.aborted) return;
-      status.textContent = translated(error.message);
-    }
-    button.disabled = false;
-    box.removeAttribute("aria-busy");
-  }
-
-  function hear(said) {
-    status.textContent = translated(said.say || said.problem || "");
-    status.classList.toggle("kl-memory-problem", Boolean(said.problem));
-    if (!said.forecast) return;
-    found = said;
-    draw();
-  }
-
-  button.addEventListener("click", () => estimate(null));
-  picker.addEventListener("change", () => {
-    store("kl.memory.card", picker.value);
-    draw();
+  const box = makeMemory(root, {
+    prefix: "kl",
+    address: "/kl/train/memory",
+    gpus: "/kl/train/gpus",
+    order: (card) => ({ form: values(), card }),
+    use: (plan) => fill(plan.run, plan.texts),
+    mayCompute: false,
+    nothing: t`No memory option of this kind of run makes it fit; take a smaller base model.`,
   });
-  onChange(() => {
-    if (!found || controller === null || box.hasAttribute("aria-busy")) return;
-    status.textContent = t`The form has changed since; estimate again.`;
-  });
-  list();
-  ask("/kl/train/gpus").then((answer) => {
-    cards = answer.gpus;
-    list();
-  }).catch((error) => console.info("The GPUs are not known:", error.message));
+  onChange(box.changed);
 }

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from sd_scripts.dataset.buckets import area_size
 from sd_scripts.library.core.devices import device_of, precision_for
 from sd_scripts.library.core.protocols import ModelFamily, Parts, Preview, dtype_of
 from sd_scripts.library.loading.common import tried
+from sd_scripts.library.memory.swapping import BlockSwap
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.generate import samples_of
 from sd_scripts.schema.predict import PredictOptions
@@ -33,6 +35,8 @@ from .remembering import KeptTensors, remembering
 from .renderer import Renderer
 from .sample import opened_control, request_of
 from .wildcards import drawn
+
+log = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
 KEPT_BYTES = 256 * 2**20
@@ -116,15 +120,28 @@ OnStep = Callable[[Progress], None]
 class Predictor:
     """A loaded model. Not for several threads at once."""
 
-    def __init__(self, family: ModelFamily, parts: Parts, devices: Devices | None = None, offload: bool = False) -> None:
-        """Takes over parts that are loaded, wherever they are. offload keeps each network in host RAM while another one works."""
-        self.family, self.parts, self.devices = family, parts, devices or Devices()
+    def __init__(
+        self,
+        family: ModelFamily,
+        parts: Parts,
+        devices: Devices | None = None,
+        offload: bool = False,
+        blocks_to_swap: int = 0,
+        tiled: bool = False,
+    ) -> None:
+        """Takes over parts that are loaded, wherever they are; with blocks_to_swap the backbone is in host RAM. offload keeps each network
+        there while another one works. Raises OptionError for more blocks than there are."""
+        self.family, self.parts, self.devices, self._offload = family, parts, devices or Devices(), offload
+        self.swap: BlockSwap | None = None
+        if blocks_to_swap:
+            self.swap = BlockSwap(parts.backbone, self.devices.transformer)
+            self.swap.set(blocks_to_swap)
         for name, module in parts.modules().items():
             module.to(CPU if offload else self.devices.of(name))
         self.adapters = Adapters(parts, dtype_of(parts.backbone))
         self.kept = KeptTensors(KEPT_BYTES)
         knowing = remembering(family, self.kept, state=lambda: self.adapters.on_text_encoders)
-        self.renderer = Renderer(knowing, parts, working={name: self.devices.of(name) for name in parts.modules()})
+        self.renderer = Renderer(knowing, parts, tiled, working={name: self.devices.of(name) for name in parts.modules()})
         self.thumbnails = Thumbnails(family, parts)
 
     @classmethod
@@ -132,10 +149,13 @@ class Predictor:
         """The model that options name. Raises OptionError for what cannot be read and for devices that are not here."""
         devices = devices_for(options)
         chosen = families.family(options.family)
-        together = len(set(devices.names().values())) == 1 and not options.loading.offload
+        loading = options.loading
+        together = len(set(devices.names().values())) == 1 and not (loading.offload or loading.blocks_to_swap)
         dtype = precision_for(options.loading.precision, devices.transformer)
         parts = chosen.load(options.loads, devices.transformer if together else CPU, dtype)
-        made = cls(chosen, parts, devices, options.loading.offload)
+        made = cls(chosen, parts, devices, loading.offload, loading.blocks_to_swap, loading.vae_tiling)
+        if made.swap is not None:
+            log.info("%s", made.swap.summary())
         give_back()
         return made
 
@@ -185,34 +205,22 @@ class Predictor:
 
     def _listed(self, plain: Preview, prompt_list: str) -> list[Preview]:
         """The prompts of a list; what their flags leave open is as in `plain`. Raises OptionError with every problem and its line."""
-        samples = samples_of(self.family.name)
-        names: dict[str, Any] = {"sample_prompts": prompt_list, "sample_steps": plain.steps, "sample_cfg_scale": plain.cfg_scale}
-        names |= {"sample_negative_prompt": plain.negative_prompt, "sample_sampler": plain.sampler, "sample_guidance_scale": plain.guidance}
-        names |= {"sample_scheduler": plain.scheduler, "sample_shift": plain.shift}
-        size = plain.width, plain.height
-        options = samples.model_construct(
-            **{name: value for name, value in names.items() if name in samples.model_fields}, sample_size=size
-        )
-        try:
-            specs = read_prompts(Defaults(options, size, self.family.grid, plain.seed))
-            found = [request_of(spec) for spec in specs]
-        except OptionError as err:
-            # Training has another option in its place.
-            raise OptionError([Problem("prompt_list", one.message.replace(OPTION, "prompt_list")) for one in err.problems]) from err
+        found = listed(self.family, plain, prompt_list)
         problems: list[Problem] = []
         for one in found:
-            problems += self._control_problems(len(one.controls or plain.controls))
-        if problems or not found:
-            raise OptionError(
-                list(dict.fromkeys(problems)) or [Problem("prompt_list", "prompt_list: there is no prompt in it; write one a line")]
-            )
-        return [replace(one, controls=one.controls or plain.controls) for one in found]
+            problems += self._control_problems(len(one.controls))
+        if problems:
+            raise OptionError(list(dict.fromkeys(problems)))
+        return found
 
     def rendered(
         self, previews: Sequence[Preview], lora: Sequence[str], weights: Sequence[float], on_step: OnStep | None = None
     ) -> Iterator[MadeImage]:
         """The images of `prepared` with these adapter files on the model. Raises OptionError for a file that does not fit."""
         self.adapters.put_on(lora, weights)
+        if self.swap is not None and not self._offload:
+            # Beside layers of swapped blocks adapters are made in host RAM; they are small and stay on the device.
+            self.parts.backbone.to(self.devices.transformer)
         for index, preview in enumerate(previews):
             told = None if on_step is None else partial(_tell, on_step, index)
             yield MadeImage(self.renderer.render([preview], told)[0], preview)
@@ -237,7 +245,9 @@ class Predictor:
         """Lets go of the networks and of everything kept; the predictor cannot be used any more."""
         self.adapters.take_off()
         self.kept.clear()
-        del self.parts, self.adapters, self.renderer, self.thumbnails
+        if self.swap is not None:
+            self.swap.end()
+        del self.parts, self.swap, self.adapters, self.renderer, self.thumbnails
         give_back()
 
     def _control_problems(self, count: int) -> list[Problem]:
@@ -256,6 +266,25 @@ class Predictor:
         if request.size is not None:
             problems += size_problems(request.size, self.family.grid)
         return problems
+
+
+def listed(family: ModelFamily, plain: Preview, prompt_list: str) -> list[Preview]:
+    """The prompts of a list in kohya's form; what their flags leave open is as in `plain`. Raises OptionError with every problem and its
+    line, and for a list without a prompt."""
+    samples = samples_of(family.name)
+    names: dict[str, Any] = {"sample_prompts": prompt_list, "sample_steps": plain.steps, "sample_cfg_scale": plain.cfg_scale}
+    names |= {"sample_negative_prompt": plain.negative_prompt, "sample_sampler": plain.sampler, "sample_guidance_scale": plain.guidance}
+    names |= {"sample_scheduler": plain.scheduler, "sample_shift": plain.shift}
+    size = plain.width, plain.height
+    options = samples.model_construct(**{name: value for name, value in names.items() if name in samples.model_fields}, sample_size=size)
+    try:
+        found = [request_of(spec) for spec in read_prompts(Defaults(options, size, family.grid, plain.seed))]
+    except OptionError as err:
+        # Training has another option in its place.
+        raise OptionError([Problem("prompt_list", one.message.replace(OPTION, "prompt_list")) for one in err.problems]) from err
+    if not found:
+        raise OptionError([Problem("prompt_list", "prompt_list: there is no prompt in it; write one a line")])
+    return [replace(one, controls=one.controls or plain.controls) for one in found]
 
 
 def _tell(on_step: Callable[[Progress], None], index: int, step: int, steps: int, clean: Tensor) -> None:

@@ -113,12 +113,12 @@ class Estimate:
             before = self.forecaster(self._options)
             if self._as_json:
                 return json.dumps({"forecast": before.as_json(), "plan": plan_as_json(plan)})
-            return "\n".join([table(before, self._options), "", *plan_lines(plan)])
+            return "\n".join([table(before, _about(self._options)), "", *plan_lines(plan)])
         forecast = self.forecaster(self._options)
         here = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
         if self._as_json:
             return json.dumps({"forecast": forecast.as_json(), "here": here, "verdict": verdict(forecast, here)})
-        return "\n".join([table(forecast, self._options), "", verdict(forecast, here)])
+        return "\n".join([table(forecast, _about(self._options)), "", verdict(forecast, here)])
 
 
 class ForecastComparison:
@@ -157,8 +157,13 @@ def beside(
         return None
 
 
-def table(forecast: Forecast, options: RunOptions) -> str:
-    """The forecast as a table in GiB, a column for each phase."""
+def _about(options: RunOptions) -> str:
+    model = options.model.pretrained_model_name_or_path or "a new model"
+    return f"{model}, {options.label}: memory of a GPU ({options.training.mixed_precision})"
+
+
+def table(forecast: Forecast, heading: str) -> str:
+    """The forecast as a table in GiB, a column for each phase, below a line that says what it is of."""
     names = list(dict.fromkeys(part for phase in forecast.phases for part in phase.parts))
     rows = [[name, *(_gib(phase.parts.get(name, 0)) for phase in forecast.phases)] for name in names]
     rows.append(["all tensors", *(_gib(phase.total) for phase in forecast.phases)])
@@ -172,8 +177,7 @@ def table(forecast: Forecast, options: RunOptions) -> str:
         ).rstrip()
 
     rule = "-" * len(line(head))
-    model = options.model.pretrained_model_name_or_path or "a new model"
-    about = [f"{model}, {options.label}: memory of a GPU ({options.training.mixed_precision})"]
+    about = [heading]
     if forecast.published:
         about.append(
             f"Measured on the published structure of {forecast.published}: the model is not on this disk, or does not describe itself."
@@ -211,7 +215,7 @@ def _reason(forecast: Forecast, card: int) -> str:
     return f"it fits on the card, but the {forecast.host / GIB:.1f} GiB of host RAM are more than this machine has"
 
 
-def plan_lines(plan: FitPlan) -> list[str]:
+def plan_lines(plan: FitPlan[Any]) -> list[str]:
     """A plan for people: what each change spares, and the options to take over as flags and as TOML."""
     card, need = plan.card / GIB, plan.forecast.on_card / GIB
     if not plan.steps:
@@ -223,11 +227,11 @@ def plan_lines(plan: FitPlan) -> list[str]:
         lines.append(f"  {number}. {values}: {step.before / GIB:.1f} -> {step.after / GIB:.1f} GiB ({step.cost})")
     host = f"{plan.forecast.host / GIB:.1f} of this machine's {plan.forecast.host_there / GIB:.1f} GiB of host RAM"
     if plan.fits:
-        lines.append(f"With it the run needs {need:.1f} GiB of {card:.1f} GiB, and {host}: it fits.")
+        lines.append(f"With it {need:.1f} GiB of {card:.1f} GiB are needed, and {host}: it fits.")
     else:
         most = f", most of all in {plan.forecast.worst.name}" if plan.forecast.on_card > plan.card else ""
         lines.append(
-            f"With all of it the run still needs {need:.1f} GiB of {card:.1f} GiB{most}, and {host}: {_reason(plan.forecast, plan.card)}."
+            f"With all of it {need:.1f} GiB of {card:.1f} GiB are still needed{most}, and {host}: {_reason(plan.forecast, plan.card)}."
         )
     lines += [f"Note: {note}." for note in plan.forecast.notes]
     flags = shown([one for name, value in plan.changes.items() for one in _flag(name, value)])
@@ -235,7 +239,7 @@ def plan_lines(plan: FitPlan) -> list[str]:
     return [*lines, "", "As flags:", f"  {flags}", "In the TOML file:", *toml]
 
 
-def plan_as_json(plan: FitPlan) -> dict[str, Any]:
+def plan_as_json(plan: FitPlan[Any]) -> dict[str, Any]:
     """A plan for programs."""
     steps = [{"options": step.options, "cost": step.cost, "before": step.before, "after": step.after} for step in plan.steps]
     return {"card": plan.card, "fits": plan.fits, "changes": plan.changes, "steps": steps, "forecast": plan.forecast.as_json()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,12 +22,13 @@ from sd_scripts.library.memory.swapping import spread
 from sd_scripts.library.render.renderer import at_once
 from sd_scripts.library.train.editing import control_size
 from sd_scripts.library.train.trained import dtypes_of_run, trained_encoders
+from sd_scripts.schema.model import ModelOptions
 from sd_scripts.schema.runs import RunOptions
 
 from .accounting import rounded
 from .structure import has_training_adapter, structure_of
 from .values import GIB, PROCESS, WORKSPACE, Bucket, Forecast, Phase, Questions, phase
-from .weighing import Scales, Training
+from .weighing import BlockWeight, Scales, Training
 
 _BYTES = {"qint8": 1.0, "qfloat8": 1.0, "fp8": 1.0, "nf4": 0.5625}
 """Of a weight that is held in fewer bits, scales of nf4's blocks of 64 included."""
@@ -150,7 +151,7 @@ class Forecaster:
         if not stages:
             return None
         parts = max(stages, key=lambda stage: sum(stage.values())) | {"cuBLAS": WORKSPACE}
-        return phase("caching", f"{_named(largest)} in batches of {latents}, captions in batches of {captions}", parts)
+        return phase("caching", f"{named(largest)} in batches of {latents}, captions in batches of {captions}", parts)
 
     def _training(self, options: RunOptions) -> Phase:
         measured, key, scales = self._weigh(options)
@@ -159,11 +160,11 @@ class Forecaster:
         accumulates = options.training.gradient_accumulation_steps > 1
         asked = [one.model_dump(mode="json") for one in (measured.memory, measured.network, measured.optimizer)]
         more = (str(batch), str(bucket), str(accumulates), measured.training.mixed_precision, json.dumps(asked))
-        about = f"{_named(bucket.size)}, batch {batch}"
+        about = f"{named(bucket.size)}, batch {batch}"
         one: Training = self._once(("train", key, *more), f"a training step of {about}", lambda: scales.training(measured, bucket))
-        swapped = _Swapped.of(one, options.memory.blocks_to_swap)
+        swapped = Swapped.of(one.blocks, options.memory.blocks_to_swap)
         quantization = _quantization(options)
-        packed, made_anew = _packed(one, quantization)
+        packed, made_anew = packed_blocks(one.blocks, one.itemsize, quantization)
         frozen = one.frozen - packed
         share = 0 if one.frozen == 0 else packed / max(1, sum(block.frozen for block in one.blocks))
         home = int(swapped.frozen * (1 - share)) + swapped.trained
@@ -234,7 +235,7 @@ class Forecaster:
         width, height = size
         controls = [self._control(size, options)] * max(self._questions.num_controls, self._family.num_controls(scales.parts)[0])
         steps = self._once(
-            ("draw", key, str((found, controls))), f"a preview of {_named(size)}", lambda: scales.drawing(size, batch, cfg_scale, controls)
+            ("draw", key, str((found, controls))), f"a preview of {named(size)}", lambda: scales.drawing(size, batch, cfg_scale, controls)
         )
         # Evaluations decode one image at a time.
         decoded_at_once = batch if self._questions.evaluation is None else 1
@@ -252,7 +253,7 @@ class Forecaster:
         # A source goes back and forth between the networks.
         drawn = {**stays, "activations": steps, **({} if self._questions.evaluation is None else vae)}
         parts = max(drawn, decoded, key=lambda one: sum(one.values()))
-        return phase("previews", f"{_named(size)}, {batch} at once" + (", decoded in tiles" if options.memory.vae_tiling else ""), parts)
+        return phase("previews", f"{named(size)}, {batch} at once" + (", decoded in tiles" if options.memory.vae_tiling else ""), parts)
 
     def _largest_preview(self, options: RunOptions) -> tuple[tuple[int, int], int, float] | None:
         """(width, height) of the previews that take most memory, how many are made at once, and their cfg_scale; None without any."""
@@ -302,7 +303,7 @@ def dtypes_key(options: RunOptions) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Swapped:
+class Swapped:
     """Bytes of blocks that are in host RAM, and of the slots for them on the device."""
 
     frozen: int
@@ -310,8 +311,9 @@ class _Swapped:
     slots: int
 
     @classmethod
-    def of(cls, one: Training, number: int) -> _Swapped:
-        chosen = [one.blocks[index] for index in spread(min(number, len(one.blocks)), len(one.blocks))]
+    def of(cls, blocks: Sequence[BlockWeight], number: int) -> Swapped:
+        """Of this many of a network's blocks."""
+        chosen = [blocks[index] for index in spread(min(number, len(blocks)), len(blocks))]
         largest = max((block.frozen + block.trained for block in chosen), default=0)
         return cls(sum(block.frozen for block in chosen), sum(block.trained for block in chosen), min(2, len(chosen)) * largest)
 
@@ -320,25 +322,31 @@ def _quantization(options: RunOptions) -> str:
     return str(getattr(options.model, "transformer_quantization", "none"))
 
 
-def _packed(one: Training, quantization: str) -> tuple[int, int]:
-    """Bytes that holding the blocks' linear layers in fewer bits spares, and that one layer takes while it is made anew."""
+def packed_blocks(blocks: Sequence[BlockWeight], itemsize: int, quantization: str) -> tuple[int, int]:
+    """Bytes that holding the blocks' linear layers in fewer bits spares, and that one layer takes while it is made anew. itemsize: bytes of
+    a number of the network."""
     if quantization == "none":
         return 0, 0
-    layers = [layer for block in one.blocks for layer in block.linear]
-    scales = one.itemsize if quantization in _SCALED_ROWS else 0
-    now = sum(rounded(one.itemsize * rows * columns) for rows, columns in layers)
+    layers = [layer for block in blocks for layer in block.linear]
+    scales = itemsize if quantization in _SCALED_ROWS else 0
+    now = sum(rounded(itemsize * rows * columns) for rows, columns in layers)
     then = sum(rounded(int(_BYTES[quantization] * rows * columns)) + rounded(scales * rows) for rows, columns in layers)
     largest = max((rows * columns for rows, columns in layers), default=0)
-    return now - then, int(_MADE_ANEW[quantization] * one.itemsize * largest)
+    return now - then, int(_MADE_ANEW[quantization] * itemsize * largest)
 
 
 def _encoders(options: RunOptions, scales: Scales, names: list[str] | None = None) -> int:
     """Bytes of text encoders, the large one in 8 bits where the options say so."""
-    large = FACTS[options.family].network.quantized_encoder
-    kind = "none" if large is None else options.model.text_encoder_quantization  # type: ignore[attr-defined]
-    chosen = scales.encoders if names is None else names
-    return sum(scales.packed_encoder(name) if kind != "none" and name == large else scales.encoders[name] for name in chosen)
+    return sum(encoder_bytes(options.model, options.family, scales, name) for name in (scales.encoders if names is None else names))
 
 
-def _named(size: tuple[int, int]) -> str:
+def encoder_bytes(model: ModelOptions, family: str, scales: Scales, name: str) -> int:
+    """Bytes of one text encoder, see _encoders."""
+    large = FACTS[family].network.quantized_encoder
+    packed = name == large and model.text_encoder_quantization != "none"  # type: ignore[attr-defined]
+    return scales.packed_encoder(name) if packed else scales.encoders[name]
+
+
+def named(size: tuple[int, int]) -> str:
+    """(width, height) as people write it."""
     return f"{size[0]} x {size[1]}"

@@ -5,16 +5,18 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sd_scripts.families import FACTS
 from sd_scripts.library.memory.swapping import ON_ONE_DEVICE
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.fields import Options
 from sd_scripts.schema.runs import RunOptions
 
 from .values import GIB, Forecast
 
+O = TypeVar("O", bound=Options)
 Predict = Callable[[RunOptions], Forecast]
 Values = Mapping[str, Any]
 
@@ -36,13 +38,13 @@ class Step:
 
 
 @dataclass(frozen=True)
-class FitPlan:
-    """What to change so that a run fits."""
+class FitPlan(Generic[O]):
+    """What to change so that a run, or drawing, fits."""
 
     card: int
     """Bytes of the card."""
-    options: RunOptions
-    """The run with all changes of the plan."""
+    options: O
+    """With all changes of the plan."""
     forecast: Forecast
     """Of these options."""
     steps: tuple[Step, ...] = field(default_factory=tuple)
@@ -61,7 +63,7 @@ class FitPlan:
         return found
 
 
-def plan_for(card: int, options: RunOptions, predict: Predict) -> FitPlan:
+def plan_for(card: int, options: RunOptions, predict: Predict) -> FitPlan[RunOptions]:
     """The plan for a card of so many bytes; without steps where the run fits as it is. It may not fit with every change made."""
     asked, forecast = options, predict(options)
     steps: list[Step] = []
@@ -97,7 +99,7 @@ def _helps(before: Forecast, after: Forecast, card: int) -> bool:
     return before.on_card - after.on_card > WORTH_IT or trains_in_less
 
 
-def _pruned(plan: FitPlan, asked: RunOptions, predict: Predict) -> FitPlan:
+def _pruned(plan: FitPlan[RunOptions], asked: RunOptions, predict: Predict) -> FitPlan[RunOptions]:
     """The plan without changes that later ones have made needless, those that cost most left out first; of a plan that does not fit,
     without those that spare nothing of what is too little."""
     for needless in reversed(plan.steps[:-1] if plan.fits else plan.steps):
@@ -118,7 +120,7 @@ def _helps_in_all(before: Forecast, after: Forecast, card: int) -> bool:
     return host or (before.on_card > card and before.on_card > after.on_card)
 
 
-def _relaxed(plan: FitPlan, predict: Predict) -> FitPlan:
+def _relaxed(plan: FitPlan[RunOptions], predict: Predict) -> FitPlan[RunOptions]:
     """The same plan with as few swapped blocks as the changes that came later allow."""
     if not any("blocks_to_swap" in step.options for step in plan.steps):
         return plan
@@ -129,7 +131,7 @@ def _relaxed(plan: FitPlan, predict: Predict) -> FitPlan:
     return FitPlan(plan.card, options, predict(options), steps)
 
 
-def _told_again(plan: FitPlan, asked: RunOptions, predict: Predict) -> FitPlan:
+def _told_again(plan: FitPlan[RunOptions], asked: RunOptions, predict: Predict) -> FitPlan[RunOptions]:
     """The same plan with what each step spares, counted anew."""
     steps, options = [], asked
     for step in plan.steps:

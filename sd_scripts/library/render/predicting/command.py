@@ -19,7 +19,7 @@ from sd_scripts.runs.drawing import BASE
 from sd_scripts.runs.importing import uncollected
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.generate import FAMILIES, GenerateOptions, generate_options
+from sd_scripts.schema.generate import FAMILIES, USUAL_PROMPT, GenerateOptions, generate_options
 from sd_scripts.schema.predict import PredictOptions
 
 from .orders import Read
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sd_scripts")
 
+Parsed = tuple[PredictOptions, flat.Question | None]
+
 
 def main(kind: type[PredictOptions], argv: Sequence[str] | None = None) -> None:
     """Does what the command line asks for, with a model of the family that has these options.
@@ -36,21 +38,23 @@ def main(kind: type[PredictOptions], argv: Sequence[str] | None = None) -> None:
     Ends the process: 0 done; 1 failed; 2 wrong options; 130 cancelled.
     """
     line = sys.argv[1:] if argv is None else list(argv)
-    _do(kind.script, lambda: flat.parse_tool(kind, line), partial(flat.build, kind))
+    _do(kind.script, lambda: flat.parse_question(kind, line), partial(flat.build, kind))
 
 
 def generate(argv: Sequence[str] | None = None) -> None:
     """The same with any family, which the command line names or the files that it names tell."""
     line = sys.argv[1:] if argv is None else list(argv)
 
-    def parsed() -> PredictOptions:
+    def parsed() -> Parsed:
         given = _given(line)
         if given.get("serve") or "--help" in line or "-h" in line:
-            return flat.parse_tool(generate_options(str(given.get("family") or FAMILIES[0])), line)
+            return flat.parse_question(generate_options(str(given.get("family") or FAMILIES[0])), line)
         values, kind = drawing.filled(given)
+        if given.get("estimate") or given.get("fit"):
+            values = {"prompt": USUAL_PROMPT, **values}
         # What follows from files stands below what a person gave; adapters are those of both.
         under = {name: value for name, value in values.items() if name not in given or name in ("lora", "prompt_list")}
-        return flat.parse_tool(kind, line, under, over={"lora": values["lora"]})
+        return flat.parse_question(kind, line, under, over={"lora": values["lora"]})
 
     _do(GenerateOptions.script, parsed, drawing.completed)
 
@@ -62,16 +66,18 @@ def _given(line: Sequence[str]) -> dict[str, object]:
     for name in ("draw_with", "family", BASE, "prompt", "prompt_list", "seed", "config_file"):
         parser.add_argument(f"--{name}", default=None)
     parser.add_argument("--lora", nargs="*", default=[])
-    parser.add_argument("--serve", action="store_true")
+    parser.add_argument("--fit", default=None)
+    for name in ("serve", "estimate"):
+        parser.add_argument(f"--{name}", action="store_true")
     known = vars(parser.parse_known_args(list(line))[0])
     if known["config_file"]:
         found = flat.read_toml(Path(known["config_file"]))
     return {**found, **{name: value for name, value in known.items() if value and name != "config_file"}}
 
 
-def _do(script: str, parsed: Callable[[], PredictOptions], read: Read) -> None:
+def _do(script: str, parsed: Callable[[], Parsed], read: Read) -> None:
     try:
-        options = parsed()
+        options, question = parsed()
     except OptionError as err:
         flat.fail(err, script)
     # Set before any library reads them.
@@ -87,7 +93,24 @@ def _do(script: str, parsed: Callable[[], PredictOptions], read: Read) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    raise SystemExit(start(options))
+    raise SystemExit(start(options) if question is None else estimate(options, question))
+
+
+def estimate(options: PredictOptions, question: flat.Question) -> int:
+    """Says what memory drawing takes; returns the exit code."""
+    with uncollected("torch"):
+        from sd_scripts.library.memory.forecast import drawing_answers
+
+    try:
+        with ended_by_signals():
+            said = drawing_answers.answer(options, question)
+    except (ToolCancelled, KeyboardInterrupt):
+        log.error("stopped before there was an answer")
+        return 130
+    except OptionError as err:
+        flat.fail(err, options.script)
+    sys.stdout.write(said + "\n")
+    return 0
 
 
 def start(options: PredictOptions) -> int:

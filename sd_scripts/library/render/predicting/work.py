@@ -30,8 +30,8 @@ Event = dict[str, Any]
 """An event of the protocol in serve.py."""
 Emit = Callable[[Event], None]
 MEMORY_OPTIONS = (
-    "a smaller size, offload, transformer_quantization = qint8, text_encoder_quantization = qint8, a smaller control_resolution, "
-    "or text_encoder_device and vae_device = cpu"
+    "a smaller size, offload, blocks_to_swap, vae_tiling, transformer_quantization = qint8, text_encoder_quantization = qint8, a smaller "
+    "control_resolution, or text_encoder_device and vae_device = cpu; --estimate says what each takes"
 )
 NOT_FINITE = (
     "the values of this image are no finite numbers; a LoRA at too high a strength, a damaged model or too low a precision does that: "
