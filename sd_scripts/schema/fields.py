@@ -88,7 +88,7 @@ class Show:
 class Section(BaseModel):
     """A group of options owned by one component, frozen; the text under each field is its documentation."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, defer_build=True)
 
     title: ClassVar[str] = ""
     """Name of the accordion in which the page shows the section; sections may share one."""
@@ -99,7 +99,7 @@ class Section(BaseModel):
 class Options(BaseModel):
     """Everything that one script is told, nested by section; flat.py knows the options by their flat names."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     script: ClassVar[str]
     label: ClassVar[str]
