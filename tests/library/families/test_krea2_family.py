@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from diffusers import Krea2Pipeline
+from diffusers import Krea2Pipeline, Krea2Transformer2DModel
 
 from sd_scripts.families import family as family_of
 from sd_scripts.families.common.samplers import scheduler_for
@@ -30,12 +30,15 @@ def parts() -> Parts:
 
 
 def pipeline_of(parts: Parts, is_distilled: bool = False) -> Krea2Pipeline:
+    """With diffusers' own network, of the same weights: ours has other norms."""
+    network = Krea2Transformer2DModel.from_config(parts.backbone.config)
+    network.load_state_dict(parts.backbone.state_dict())
     made = Krea2Pipeline(
         scheduler_for("auto", parts.scheduler_config),
         parts.vae,
         parts.text_encoders["te1"],
         parts.tokenizers["te1"],
-        parts.backbone,
+        network.eval(),
         is_distilled=is_distilled,
     )
     made.set_progress_bar_config(disable=True)
@@ -73,7 +76,7 @@ def test_the_network_is_called_as_diffusers_calls_it(parts):
     pipeline = pipeline_of(parts)
     with torch.no_grad():
         texts, seen = pipeline.encode_prompt(CAPTIONS[0], max_sequence_length=48)
-        wanted = parts.backbone(
+        wanted = pipeline.transformer(
             hidden_states=pipeline._pack_latents(x, 1, 16, 8, 12),
             encoder_hidden_states=texts,
             timestep=t,

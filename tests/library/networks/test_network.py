@@ -84,7 +84,7 @@ def test_only_the_adapter_is_trained_and_in_float32(kind: str, parts: Parts) -> 
     parts.backbone.half()
     network = attached(parts, options_for(kind))
     trained = {id(tensor) for module in parts.modules().values() for tensor in module.parameters() if tensor.requires_grad}
-    assert trained == {id(tensor) for tensor in network.parameters()}
+    assert trained == {id(tensor) for tensor in network.parameters()} == {id(tensor) for tensor in network.named_parameters().values()}
     assert {tensor.dtype for tensor in network.parameters()} == {torch.float32}
 
 
