@@ -1,8 +1,8 @@
 """Train the toy FLUX.2 Klein base: a real pipeline, small; scenes of the world without teal.
 
-Knows how Klein is conditioned. Its text encoder is taught to read first (reading.py) and then frozen. Its VAE is the common one, whose 16
-channels are half of FLUX.2's: of twice as many a transformer of this width carried little but noise. The loop: pretraining.py. Files:
-build.py.
+Not run to its end yet, so nothing of it is stored. Knows how Klein is conditioned. Its text encoder is taught to read first (reading.py)
+and then frozen. Its VAE is the common one, whose 16 channels are half of FLUX.2's: of twice as many a transformer of this width carried
+little but noise. The loop: pretraining.py. Files: build.py.
 """
 
 from __future__ import annotations
