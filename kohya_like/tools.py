@@ -160,12 +160,13 @@ class ToolBench:
             problems += [Problem(name, f"{name}: {problem.message}") for problem in err.problems]
             return place
 
-    def start(self, tool_name: str, texts: Mapping[str, Any]) -> Started:
-        """Starts a tool of the Tools tab. Raises OptionError."""
+    def start(self, tool_name: str, texts: Mapping[str, Any], secret: str = "") -> Started:
+        """Starts a tool of the Tools tab. secret: the token that it takes, kept nowhere. Raises OptionError."""
         tool = TOOLS.get(tool_name)
         if tool is None or tool.family or tool.tab != "tools":
             raise OptionError(f"there is no tool {tool_name}; reload the page")
-        return self._start(self._new_name(tool), tool, texts, self.options(tool, texts))
+        environment = {tool.secret: secret} if tool.secret and secret else None
+        return self._start(self._new_name(tool), tool, texts, self.options(tool, texts), environment=environment)
 
     def draw(self, tool: type[ToolOptions], run: Path, model: Path, texts: Mapping[str, Any], source: Path | None = None) -> Started:
         """Starts a drawing tool with a saved file of the run in this folder. Raises OptionError.
@@ -375,7 +376,8 @@ def form_of(tool: type[ToolOptions], without: Collection[str] = ()) -> dict[str,
         for name, field in form.shown_fields(tool).items()
         if name != REPORT and name not in without and name not in tool.settled
     ]
-    return {"name": tool.name, "label": tool.label, "about": " ".join((tool.__doc__ or "").split()), "fields": fields}
+    about = " ".join((tool.__doc__ or "").split())
+    return {"name": tool.name, "label": tool.label, "about": about, "fields": fields, "secret": tool.secret}
 
 
 def suggested(context: Context, bench: ToolBench) -> list[str]:
@@ -444,7 +446,8 @@ def routes(context: Context) -> list[Route]:
         if not isinstance(order, dict) or not isinstance(order.get("texts"), dict):
             return JsonAnswer({"detail": "This is not an order of the page."}, 400)
         try:
-            started = await run_in_threadpool(bench.start, str(order.get("tool")), order["texts"])
+            secret = str(order.get("secret") or "").strip()
+            started = await run_in_threadpool(bench.start, str(order.get("tool")), order["texts"], secret)
         except OptionError as err:
             return JsonAnswer({"problems": [{"option": problem.option, "message": str(problem)} for problem in err.problems]})
         return JsonAnswer({"run": row(started)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
 import shutil
@@ -13,8 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from sd_scripts.dataset import captions as rules_of_captions
-from sd_scripts.dataset import images, triage
+from sd_scripts.dataset import images, triage, watermarks
 from sd_scripts.dataset.caption_files import Book, CaptionChange, Words, read
 from sd_scripts.dataset.images import BadImage
 from sd_scripts.dataset.mask_files import MaskBook
@@ -307,7 +311,7 @@ def _texts(room: Room, done: Mapping[Path, Words]) -> dict[int, str]:
 
 def look_through(room: Room, thumbnails: Thumbnails) -> Iterator[dict[str, Any]]:
     """Progress (done, of), then proposals: groups of images that are the same or nearly so, best first, of these the ones that are held out
-    and trained as well, and blurred and framed ones."""
+    and trained as well, blurred and framed ones, and those that share a mark."""
     signs: list[triage.Signs] = []
     places = []
     trained = [index for index, image in enumerate(room.view.plan.images) if not room.view.plan.subsets[image.subset].is_reg]
@@ -320,16 +324,40 @@ def look_through(room: Room, thumbnails: Thumbnails) -> Iterator[dict[str, Any]]
             places.append(index)
         except (BadImage, OSError) as err:
             unreadable.append({"index": index, "why": str(err)})
+    yield {"done": len(trained), "of": len(trained)}
     same, near = ([[places[place] for place in group] for group in groups] for groups in triage.groups_of(signs))
     held_out = set(room.view.plan.held_out)
     yield {
         "same": same,
         "near": near,
         "leaks": [group for group in (*same, *near) if held_out & set(group) and set(group) - held_out],
+        "watermarks": _watermarks(room, thumbnails, places, signs, near),
         "framed": [place for place, sign in zip(places, signs, strict=True) if sign.border >= triage.FRAMED],
         "blurred": [place for place, sign in zip(places, signs, strict=True) if sign.blur >= triage.BLURRED],
         "unreadable": unreadable,
     }
+
+
+def _watermarks(
+    room: Room, thumbnails: Thumbnails, places: Sequence[int], signs: Sequence[triage.Signs], near: Sequence[Sequence[int]]
+) -> list[dict[str, Any]]:
+    """Groups of images with one mark at one place. Frames are no marks, and of near duplicates one is asked: they share all their edges."""
+    copies = {place for group in near for place in group[1:]}
+    asked = [
+        (place, (sign.width, sign.height))
+        for place, sign in zip(places, signs, strict=True)
+        if sign.border < triage.FRAMED and place not in copies
+    ]
+
+    def frames(number: int) -> dict[str, Any]:
+        place, size = asked[number]
+        return watermarks.frames_of(np.asarray(Image.open(io.BytesIO(thumbnails.small(room.paths[place]))).convert("RGB")), size)
+
+    try:
+        marks = watermarks.find(frames, [size for _, size in asked])
+    except (BadImage, OSError):
+        return []  # one that went away while we were looking
+    return [{"where": mark.frame, "images": [asked[number][0] for number in mark.places]} for mark in marks]
 
 
 def leave_out(room: Room, indices: Sequence[int]) -> int:

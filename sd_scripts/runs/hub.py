@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
+import httpx2
 import huggingface_hub
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
@@ -75,7 +75,7 @@ class Uploads:
                     made = True
                 self._upload(path)
             # The training is worth more than a copy of it: whatever an upload raises is told, and the file is on this disk.
-            except (HfHubHTTPError, httpx.HTTPError, OfflineModeIsEnabled, OSError, ValueError) as err:
+            except (HfHubHTTPError, httpx2.HTTPError, OfflineModeIsEnabled, OSError, ValueError) as err:
                 reason = str(err).strip().splitlines()[:1] or [type(err).__name__]
                 self._warn(f"{path.name} was not uploaded to {self._repo}: {reason[0]}. The file is in the run's folder; upload it by hand")
 

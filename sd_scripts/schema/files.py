@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 TEMPORARY_MARK = ".writing-"
 """Part of the name of every file and folder that is not finished yet; what carries it may be deleted."""
@@ -144,7 +144,7 @@ def one_at_a_time(folder: Path, name: str = ".starting") -> Iterator[None]:
         yield
 
 
-def lock(file: IO[str], waits: bool = False) -> None:
+def lock(file: IO[Any], waits: bool = False) -> None:
     """An exclusive lock that the system takes back when the process ends. Raises OSError when somebody has it and nobody waits."""
     if os.name == "nt":
         import msvcrt

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from .fields import Count, NotNegative, Number, Options, Positive, Section, Seed, Show, raise_all
 from .kohya_words import MODELS_OF_TOOLS
+from .model import is_hub_id
 from .network import Rank
 
 Precision = Literal["float", "fp16", "bf16"]
@@ -44,6 +45,8 @@ class ToolOptions(Options):
     """Options that the page decides and does not show."""
     hub: ClassVar[tuple[str, ...]] = ()
     """Options that name a model by a path or by its hub id."""
+    secret: ClassVar[str] = ""
+    """Environment variable with a token that it takes: in no file, no command line and no log. The page has a field for it."""
     if TYPE_CHECKING:
         report: ReportOptions
 
@@ -345,6 +348,44 @@ class EditMetadata(ToolOptions):
     report: ReportOptions = ReportOptions()
 
 
-FILE_TOOLS: tuple[type[ToolOptions], ...] = (MergeLora, ExtractLora, ResizeLora, ConvertLora, VerifyLora, EditMetadata)
+class FetchSection(Section):
+    """A model on the hub, and what of it is wanted."""
+
+    title: ClassVar[str] = "Fetch"
+
+    hub_id: Annotated[str, Show(basic=True)]
+    """The model on the hub, as owner/name, such as stabilityai/stable-diffusion-xl-base-1.0. It comes into the hub's cache, where every run
+    finds it under that name."""
+    look_only: Annotated[bool, Show(basic=True)] = False
+    """Only say what it is: how many files, how large, how much of it is here already, free disk, licence, and whether it is gated."""
+    fetch_revision: str | None = None
+    """Branch, tag or commit; None takes the main branch."""
+    fetch_files: tuple[str, ...] = ("*.json", "*tokenizer*/*", "*/*.safetensors", "*.jinja", "*.txt", "*.model")
+    """Which files, by their names, where a * stands for anything. Of weights these are those in the folders of a pipeline; *.safetensors
+    takes those beside them, too."""
+    leave_files: tuple[str, ...] = ("*.fp16*", "*.bf16*", "*.fp32*", "*.non_ema*")
+    """Which of these not: copies of the weights in another precision double a fetch."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        raise_all([] if is_hub_id(self.hub_id) else [f"hub_id: {self.hub_id!r} is not the name of a model on the hub, owner/name"])
+        return self
+
+
+class FetchModel(ToolOptions):
+    """Fetch a model from the hub, with its size, licence and free disk said before, and its progress while it comes. Stopped, it goes on
+    where it was."""
+
+    name: ClassVar[str] = "fetch_model"
+    work: ClassVar[str] = "sd_scripts.library.tools.fetching:fetch"
+    script: ClassVar[str] = "networks/fetch_model.py"
+    label: ClassVar[str] = "Fetch model"
+    secret: ClassVar[str] = "HF_TOKEN"
+
+    fetch: FetchSection
+    report: ReportOptions = ReportOptions()
+
+
+FILE_TOOLS: tuple[type[ToolOptions], ...] = (MergeLora, ExtractLora, ResizeLora, ConvertLora, VerifyLora, EditMetadata, FetchModel)
 """Those for files of any family."""
 """The tools by name, in the order of the page."""

@@ -158,6 +158,7 @@ def test_alpha_channels_become_masks_by_the_command_line_too(pictures: Path) -> 
     np.testing.assert_array_equal(written["deep/5-masklabel.png"], 255 - alpha)
 
 
+@pytest.mark.long
 def test_a_work_that_was_stopped_goes_on_and_leaves_what_is_there(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = small_segmenters.build("sam2", tmp_path / "sam", seed=5)
     mine = Image.fromarray(np.full((5, 5), 77, np.uint8))

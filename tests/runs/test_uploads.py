@@ -18,8 +18,10 @@ from sd_scripts.families import RUNS
 from sd_scripts.families.sdxl.options import SdxlNetwork
 from sd_scripts.library.train.launch import check_early
 from sd_scripts.runs.command import SCRIPTS
+from sd_scripts.runs.hub import Uploads
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.output import OutputOptions
 from tests.forked import forked_script
 from tests.runs.conftest import PATIENCE_SECONDS, Runs
 
@@ -183,3 +185,19 @@ def test_an_upload_without_token_or_network_is_refused_before_anything_starts(mo
         check_early(options)
     with pytest.raises(OptionError, match="huggingface_repo_id"):
         flat.build(SdxlNetwork, values | {"huggingface_repo_id": "no-owner"})
+
+
+def test_a_hub_that_cannot_be_reached_is_told_for_each_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as gone:
+        address = gone.address
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    files = [tmp_path / name for name in ("one.safetensors", "two.safetensors")]
+    for file in files:
+        file.write_bytes(b"weights")
+    warned: list[str] = []
+    uploads = Uploads(OutputOptions(output_name="x", huggingface_repo_id="me/loras"), warned.append, lambda _address: None)
+    for file in files:
+        uploads.put(file)
+    uploads.finish()
+    assert [text.split(" ")[0] for text in warned] == ["one.safetensors", "two.safetensors"]

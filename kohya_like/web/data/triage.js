@@ -1,4 +1,4 @@
-// Duplicates and blurred images, as proposals: nothing is left out that nobody has ticked.
+// Duplicates, blurred images and shared watermarks, as proposals: nothing is left out that nobody has ticked.
 
 import { t, translated } from "../common/language.js";
 import { make, say } from "../common/page.js";
@@ -26,13 +26,14 @@ export async function proposals(desk, bar, status, { mark, leaveOut }) {
   if (last.problem) return;
   const small = desk.known.items.flatMap((item, index) => (item.small ? [index] : []));
   const marks = new Map();
-  for (const [word, groups] of [[t`framed`, [[-1, ...last.framed]]], [t`blurred`, [[-1, ...last.blurred]]], [t`nearly the same`, last.near], [t`the same file`, last.same]]) {
+  const watermarks = last.watermarks.flatMap(({ images }) => images);
+  for (const [word, groups] of [[t`watermark`, [[-1, ...watermarks]]], [t`framed`, [[-1, ...last.framed]]], [t`blurred`, [[-1, ...last.blurred]]], [t`nearly the same`, last.near], [t`the same file`, last.same]]) {
     for (const [, ...others] of groups) for (const index of others) marks.set(index, word);
   }
   mark(marks);
   show(last, small);
 
-  function show({ same, near, leaks, blurred, framed, unreadable }, tiny) {
+  function show({ same, near, leaks, blurred, framed, unreadable, watermarks: shared }, tiny) {
     const ticked = new Set();
     const go = make("button", { type: "button", class: "kl-button kl-strong", text: t`Leave out`, disabled: true, onclick: async () => {
       dialog.close();
@@ -55,9 +56,9 @@ export async function proposals(desk, bar, status, { mark, leaveOut }) {
     // Of those that are the same the best stays; what is blurred or small is shown, and nothing of it is ticked.
     const groups = (title, kind, found, proposes) => (found.length ? [make("h3", { text: `${title}: ${found.length}` }), ...found.slice(0, SHOWN_GROUPS).map((group) => make("div", { class: "kl-data-group" }, ...group.map((index, place) => choice(index, proposes && place > 0, kind)))),
       found.length > SHOWN_GROUPS ? make("p", { class: "kl-note", text: t`The first ${SHOWN_GROUPS} are shown; look again afterwards.` }) : null] : []);
-    const body = [leaks.length && make("p", { class: "kl-note", text: t`${leaks.length} of these groups are trained and held out alike, so that the held-out loss is too low: leave out all but one of each.` }), ...groups(t`The same file`, "same", same, true), ...groups(t`Nearly the same`, "near", near, true), ...groups(t`Blurred`, "blurred", blurred.map((index) => [index]), false), ...groups(t`With a border, which training learns`, "framed", framed.map((index) => [index]), false), ...groups(t`Small for the training size`, "small", tiny.map((index) => [index]), false),
+    const body = [leaks.length && make("p", { class: "kl-note", text: t`${leaks.length} of these groups are trained and held out alike, so that the held-out loss is too low: leave out all but one of each.` }), ...groups(t`The same file`, "same", same, true), ...groups(t`Nearly the same`, "near", near, true), ...groups(t`Blurred`, "blurred", blurred.map((index) => [index]), false), ...shared.flatMap(({ images }, number) => groups(t`The same mark at the same place, which training learns`, `mark${number}`, [images], false)), ...groups(t`With a border, which training learns`, "framed", framed.map((index) => [index]), false), ...groups(t`Small for the training size`, "small", tiny.map((index) => [index]), false),
       ...unreadable.map(({ index, why }) => make("p", { class: "kl-note", text: `${desk.known.items[index].name} ${translated(why)}` }))].filter(Boolean);
-    const dialog = openDialog(t`Proposals`, make("p", { class: "kl-note", text: body.length ? t`What is ticked would be left out: moved, with its caption, to a hidden folder of the data set, from where it can be brought back.` : t`No duplicates, nothing blurred, framed or small.` }),
+    const dialog = openDialog(t`Proposals`, make("p", { class: "kl-note", text: body.length ? t`What is ticked would be left out: moved, with its caption, to a hidden folder of the data set, from where it can be brought back.` : t`No duplicates, no shared watermark, nothing blurred, framed or small.` }),
       make("div", { class: "kl-data-rows", tabindex: "0", role: "region", "aria-label": t`What was found` }, ...body), make("div", { class: "kl-row" }, go, close));
   }
 }

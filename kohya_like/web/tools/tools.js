@@ -90,12 +90,16 @@ export function tools({ root }) {
   const wrong = make("div", { class: "kl-error", role: "alert", hidden: true });
   const form = make("div");
   const go = make("button", { type: "button", class: "kl-button kl-strong", id: "kl-tool-run", onclick: () => start() });
+  const secret = make("input", { type: "password", id: "kl-tool-secret", autocomplete: "off", spellcheck: "false", placeholder: t`none` });
+  const secretLabel = make("label", { for: secret.id });
+  const secretField = make("div", { class: "kl-field", hidden: true }, make("div", { class: "kl-head" }, secretLabel), make("div", { class: "kl-control" }, secret),
+    make("p", { class: "kl-help", text: t`Given to the process and kept in no file and no log. Without one, that of the studio's own environment is taken.` }));
   const files = make("datalist", { id: "kl-tool-files" });
   const status = make("p", { class: "kl-note", role: "status" });
   const view = resultView();
   const before = make("section", { class: "kl-card", "aria-labelledby": "kl-tool-before", hidden: true });
   root.append(make("div", { class: "kl-tool-columns" },
-    make("section", { class: "kl-card kl-tool-form", "aria-label": t`Tool` }, pick, about, form, wrong, make("div", { class: "kl-row" }, go), status, files),
+    make("section", { class: "kl-card kl-tool-form", "aria-label": t`Tool` }, pick, about, form, secretField, wrong, make("div", { class: "kl-row" }, go), status, files),
     make("div", { class: "kl-tool-side" }, view.root, before)));
 
   const poll = repeat(root, async () => {
@@ -147,6 +151,9 @@ export function tools({ root }) {
     about.textContent = translated(tool.about);
     go.textContent = tool.label;
     fields.clear();
+    secretField.hidden = !tool.secret;
+    secretLabel.textContent = t`Token (${tool.secret})`;
+    secret.value = "";
     wrong.hidden = true;
     const basic = tool.fields.filter((spec) => spec.basic);
     const rest = tool.fields.filter((spec) => !spec.basic);
@@ -192,7 +199,7 @@ export function tools({ root }) {
     status.textContent = "";
     try {
       const texts = Object.fromEntries([...fields].map(([name, field]) => [name, field.read()]));
-      const answer = await post("/kl/tools/start", { tool: chosen, texts });
+      const answer = await post("/kl/tools/start", { tool: chosen, texts, secret: secret.value });
       blame(fields, wrong, answer.problems || []);
       if (answer.run) {
         known.runs.unshift(answer.run);

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import CLIPTokenizer
@@ -118,7 +119,7 @@ def _on_the_hub(spec: TokenizerSpec) -> Path | None:
     try:
         # A snapshot asks the hub once before it fetches; single files would be tried for half a minute where there is no network.
         folder = Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=[inside + name for name in spec.vocabulary]))
-    except (HfHubHTTPError, OSError) as err:
+    except (HfHubHTTPError, httpx2.HTTPError, OSError) as err:
         logger.info("the hub cannot be reached: %s", err)
         return None
     return folder / inside if is_there(folder / inside, spec) else None

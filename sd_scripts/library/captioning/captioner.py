@@ -56,6 +56,6 @@ def folder_of(option: str, model: str) -> Path:
         return path
     if path.exists() or not is_hub_id(model):
         raise OptionError(Problem(option, f"{option}: there is no folder {model}; give one with config.json, or a hub id (owner/name)"))
-    from sd_scripts.library.loading.source import fetched
+    from sd_scripts.runs.downloads import fetched
 
     return fetched(option, model, PATTERNS)

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import huggingface_hub
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-
 import sd_scripts.toy
+from sd_scripts.runs.downloads import fetched
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import PIPELINE_FILES
 from sd_scripts.schema.model import is_hub_id, not_there
-
-logger = logging.getLogger(__name__)
 
 HUB_PATTERNS = (*PIPELINE_FILES, "*/config.json", "scheduler/*.json", "*tokenizer*/*", "processor/*processor_config.json")
 
@@ -86,36 +73,3 @@ def _fetched(option: str, hub_id: str, revision: str | None, variant: str | None
     ignored = [] if variant else ["*/*.fp16*", "*/*.bf16*", "*/*.fp32*", "*/*.non_ema*"]
     top = ["config.json", f"diffusion_pytorch_model{ending}"] if tuple(folders) == ("vae",) else []
     return fetched(option, hub_id, [*HUB_PATTERNS, *weights, *top], ignored, revision)
-
-
-def fetched(option: str, hub_id: str, patterns: Sequence[str], ignored: Sequence[str] = (), revision: str | None = None) -> Path:
-    """The folder in the hub cache with the files of a model that these patterns name. Raises OptionError."""
-    logger.info("looking for %s in the hub cache and on the hub", hub_id)
-    try:
-        folder = huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(ignored))
-    except GatedRepoError as err:
-        raise OptionError(
-            f"{option}: {hub_id} asks its readers to accept terms. Accept them on the model's page, then log in with `hf auth login`"
-        ) from err
-    except (RepositoryNotFoundError, HFValidationError) as err:
-        raise OptionError(
-            f"{option}: {_not_here(hub_id)}, and the hub has no model of that name that you may read. Check the spelling"
-        ) from err
-    except RevisionNotFoundError as err:
-        raise OptionError(f"revision: {hub_id} has no branch, tag or commit {revision}") from err
-    except (OfflineModeIsEnabled, LocalEntryNotFoundError) as err:
-        why = "HF_HUB_OFFLINE is set" if huggingface_hub.constants.is_offline_mode() else "the hub cannot be reached"
-        raise OptionError(
-            f"{option}: {_not_here(hub_id)}; as a hub id it would have to be fetched, but {why} and it is not in the cache. "
-            "Download it where there is a network, and give the path"
-        ) from err
-    except (HfHubHTTPError, OSError) as err:
-        raise OptionError(
-            f"{option}: {hub_id} could not be fetched from the hub ({type(err).__name__}: {err}). Try again, or give a path"
-        ) from err
-    return Path(folder)
-
-
-def _not_here(value: str) -> str:
-    """A value that looks like a hub id may be a mistaken path, so the sentence begins with that."""
-    return f"there is no folder {value} here"

@@ -42,6 +42,7 @@ def start(options: ToolOptions) -> int:
     """Does the work and tells about it; returns the exit code."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for each request to the hub
     module, _, function = options.work.partition(":")
     try:
         with ended_by_signals():

@@ -146,6 +146,7 @@ def _stopped(process: Process | None, asked: flat.Invocation) -> int:
     log.info("stopped")
     # PyTorch, stopped while it is imported, says at the end how its caches did.
     logging.getLogger("torch").setLevel(logging.WARNING)
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for each request to the hub
     return 0
 
 
