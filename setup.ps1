@@ -1,6 +1,12 @@
 # The Windows twin of setup.sh: makes .venv, installs the pinned packages, then starts what was asked for.
 # powershell -ExecutionPolicy Bypass -File setup.ps1 [install|gui|demo|toys|test|doctor] [arguments]
 $ErrorActionPreference = "Stop"
+# Exit codes of programs are looked at below, with a sentence for each.
+$PSNativeCommandUseErrorActionPreference = $false
+if ($env:OS -ne "Windows_NT") {
+    [Console]::Error.WriteLine("setup: on Linux and macOS use the twin of this file: bash setup.sh")
+    exit 1
+}
 $here = $PSScriptRoot
 $venv = Join-Path $here ".venv"
 $python = Join-Path $venv "Scripts\python.exe"
@@ -10,6 +16,14 @@ $keptTorch = Join-Path $venv ".setup-torch-spec"
 function Stop-With([string]$text, [int]$code = 1) {
     [Console]::Error.WriteLine("setup: $text")
     exit $code
+}
+
+# UTF-8 without a mark, whatever version of PowerShell this is: a path in TORCH_SPEC may have any letters. Written aside, so that nobody
+# meets half of it.
+function Write-Text([string]$path, [string[]]$lines) {
+    $aside = "$path.new"
+    [IO.File]::WriteAllLines($aside, $lines)
+    if (Test-Path -LiteralPath $path) { [IO.File]::Replace($aside, $path, [NullString]::Value) } else { [IO.File]::Move($aside, $path) }
 }
 
 function Show-Usage {
@@ -65,9 +79,16 @@ function Find-Python {
 }
 
 function Initialize-Venv {
-    if (Test-Path $python) {
+    if (Test-Path -LiteralPath $python) {
         $version = Get-Version @($python)
-        if (Test-Version $version) { return }
+        if (Test-Version $version) {
+            if ($env:PYTHON) {
+                $asked = Get-Version (Find-Python)
+                if ($asked -ne $version) { Stop-With ".venv has Python $version and PYTHON=$($env:PYTHON) is $asked; delete the folder .venv to change, or leave PYTHON unset." }
+            }
+            Initialize-Pip
+            return
+        }
         if ($version) { Stop-With ".venv has Python $version; 3.11, 3.12 or 3.13 is needed. Delete the folder .venv and run this again." }
     }
     $base = Find-Python
@@ -75,17 +96,30 @@ function Initialize-Venv {
     $rest = @($base | Select-Object -Skip 1) + @("-m", "venv", "--clear", $venv)
     & $base[0] @rest
     if ($LASTEXITCODE -ne 0) { Stop-With "this Python cannot make a virtual environment; the lines above say why." }
+    Initialize-Pip
+}
+
+function Initialize-Pip {
+    if (Test-Module "pip") { return }
+    & $python -m ensurepip --upgrade | Out-Null
+    if ($LASTEXITCODE -ne 0) { Stop-With ".venv has no pip and cannot get it; the lines above say why. Delete the folder .venv and run this again." }
+}
+
+function Test-Module([string]$name) {
+    $ErrorActionPreference = "Continue"
+    & $python -m $name --version 2>$null | Out-Null
+    return $LASTEXITCODE -eq 0
 }
 
 # --- torch -----------------------------------------------------------------------------------------------------------
 
 function Get-DefaultTorch {
-    $line = Get-Content (Join-Path $here "requirements.txt") | Where-Object { $_ -match '^torch==' } | Select-Object -First 1
+    $line = Get-Content -LiteralPath (Join-Path $here "requirements.txt") | Where-Object { $_ -match '^torch==' } | Select-Object -First 1
     return ($line -split '[ #;]')[0]
 }
 
 function Get-KeptTorch {
-    if (Test-Path $keptTorch) { return (Get-Content $keptTorch -TotalCount 1).Trim() }
+    if (Test-Path -LiteralPath $keptTorch) { return [IO.File]::ReadAllText($keptTorch).Trim() }
     return ""
 }
 
@@ -123,7 +157,7 @@ function Invoke-Pip([string[]]$words, [string]$what) {
 }
 
 function Get-Fingerprint([string]$name) {
-    $hash = (Get-FileHash (Join-Path $here $name) -Algorithm SHA256).Hash
+    $hash = (Get-FileHash -LiteralPath (Join-Path $here $name) -Algorithm SHA256).Hash
     return "$name $hash python $(Get-Version @($python)) $(Get-TorchSpec)"
 }
 
@@ -138,9 +172,9 @@ function Install-Torch {
     Invoke-Pip $words "'$spec'"
     if ($env:TORCH_SPEC) {
         if ($env:TORCH_SPEC -eq (Get-DefaultTorch)) {
-            if (Test-Path $keptTorch) { Remove-Item $keptTorch }
+            if (Test-Path -LiteralPath $keptTorch) { Remove-Item -LiteralPath $keptTorch }
         } else {
-            Set-Content -Path $keptTorch -Value $env:TORCH_SPEC -Encoding ASCII
+            Write-Text $keptTorch @($env:TORCH_SPEC)
         }
     }
 }
@@ -151,8 +185,8 @@ function Install-File([string]$name) {
     if (-not $have) { Stop-With "torch is not installed although pip said so; TORCH_SPEC must name torch." }
     $constraint = Join-Path $venv ".setup-constraint.txt"
     $copy = Join-Path $venv ".setup-$name"
-    Set-Content -Path $constraint -Value "torch==$have" -Encoding ASCII
-    Get-Content (Join-Path $here $name) | Where-Object { $_ -notmatch '^torch==' } | Set-Content -Path $copy -Encoding ASCII
+    Write-Text $constraint @("torch==$have")
+    Write-Text $copy @([IO.File]::ReadAllLines((Join-Path $here $name)) | Where-Object { $_ -notmatch '^torch==' })
     Invoke-Pip @("-r", $copy, "-c", $constraint) $name
 }
 
@@ -161,15 +195,36 @@ function Install-All([string[]]$extra = @()) {
     $changed = $false
     foreach ($name in @("requirements.txt") + $extra) {
         $there = @()
-        if (Test-Path $stamp) { $there = @(Get-Content $stamp) }
+        if (Test-Path -LiteralPath $stamp) { $there = @([IO.File]::ReadAllLines($stamp)) }
         if ($there -ccontains (Get-Fingerprint $name)) { continue }
         if ($name -eq "requirements.txt") { Install-Torch }
         Install-File $name
         $kept = @($there | Where-Object { -not $_.StartsWith("$name ") })
-        Set-Content -Path $stamp -Value ($kept + @(Get-Fingerprint $name)) -Encoding ASCII
+        Write-Text $stamp ($kept + @(Get-Fingerprint $name))
         $changed = $true
     }
     if ($changed) { Write-Host "Installed in $venv." } else { Write-Host "Everything is installed, nothing to do." }
+}
+
+# What checks the page's modules; without node the tests say that they are skipped.
+function Install-NodeTools {
+    $folder = Join-Path $here "tests\js"
+    $lockFile = Join-Path $folder "package-lock.json"
+    $mark = Join-Path $folder "node_modules\.setup-stamp"
+    if (-not (Test-Path -LiteralPath $lockFile)) { return }
+    # npm.cmd: npm alone is a script that the execution policy may forbid.
+    if (-not (Get-Command npm.cmd -ErrorAction SilentlyContinue)) { Write-Host "There is no node; the page's modules are not checked."; return }
+    $lock = (Get-FileHash -LiteralPath $lockFile -Algorithm SHA256).Hash
+    if ((Test-Path -LiteralPath $mark) -and [IO.File]::ReadAllText($mark).Trim() -eq $lock) { return }
+    Push-Location -LiteralPath $folder
+    try { & npm.cmd ci --engine-strict --no-audit --no-fund } finally { Pop-Location }
+    if ($LASTEXITCODE -eq 0) {
+        Write-Text $mark @($lock)
+    } else {
+        $made = Join-Path $folder "node_modules"
+        if (Test-Path -LiteralPath $made) { Remove-Item -LiteralPath $made -Recurse -Force }
+        Write-Host "npm could not install what checks the page's modules; the lines above say why. They are not checked."
+    }
 }
 
 # --- what runs -------------------------------------------------------------------------------------------------------
@@ -190,7 +245,7 @@ switch -CaseSensitive ($command) {
         if ($rest.Count -eq 0) {
             Install-All
         } elseif ($rest[0] -eq "--dry_run") {
-            if (Test-Path $python) { Write-Host "Python $(Get-Version @($python)) of .venv is used." }
+            if (Test-Path -LiteralPath $python) { Write-Host "Python $(Get-Version @($python)) of .venv is used." }
             else { $base = Find-Python; Write-Host "Python $(Get-Version $base) ($($base -join ' ')) would make .venv." }
             Show-Torch (Get-TorchSpec)
         } else {
@@ -199,12 +254,12 @@ switch -CaseSensitive ($command) {
         break
     }
     "gui" { Install-All; Invoke-Step (@((Join-Path $here "gui.py")) + $rest); break }
-    "demo" { Install-All; Set-Location $here; Invoke-Step (@("-m", "sd_scripts.toy.demo") + $rest); break }
-    "toys" { Install-All; Set-Location $here; Invoke-Step (@("-m", "sd_scripts.toy.gallery") + $rest); break }
-    "test" { Install-All @("requirements-test.txt"); Set-Location $here; & $python @(@("-m", "tests") + $rest); exit $LASTEXITCODE }
+    "demo" { Install-All; Set-Location -LiteralPath $here; Invoke-Step (@("-m", "sd_scripts.toy.demo") + $rest); break }
+    "toys" { Install-All; Set-Location -LiteralPath $here; Invoke-Step (@("-m", "sd_scripts.toy.gallery") + $rest); break }
+    "test" { Install-All @("requirements-test.txt"); Install-NodeTools; Set-Location -LiteralPath $here; & $python @(@("-m", "tests") + $rest); exit $LASTEXITCODE }
     "doctor" {
-        if (-not (Test-Path $python)) { Stop-With "nothing is installed yet; run: powershell -ExecutionPolicy Bypass -File setup.ps1 install" }
-        Set-Location $here
+        if (-not (Test-Path -LiteralPath $python)) { Stop-With "nothing is installed yet; run: powershell -ExecutionPolicy Bypass -File setup.ps1 install" }
+        Set-Location -LiteralPath $here
         Invoke-Step (@("-m", "sd_scripts.doctor") + $rest)
         break
     }

@@ -1,4 +1,4 @@
-"""Models that make masks, of the published classes with small sizes and random weights, as folders that transformers has written."""
+"""Models that make masks, and one that finds things: published classes with small sizes and random weights, written by transformers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from transformers import (
     Sam3TrackerModel,
     SegformerConfig,
     SegformerForSemanticSegmentation,
+    YolosConfig,
+    YolosForObjectDetection,
 )
 from transformers.models.mask2former.image_processing_pil_mask2former import Mask2FormerImageProcessorPil
 from transformers.models.segformer.image_processing_pil_segformer import SegformerImageProcessorPil
+from transformers.models.yolos.image_processing_pil_yolos import YolosImageProcessorPil
 
 SIDE = 64
 NAMES = {0: "background", 1: "person", 2: "car, automobile", 3: "sky"}
@@ -88,7 +91,15 @@ def _with_square(model: Any, folder: Path, side: int, mean: list[float], std: li
     return folder
 
 
-BUILDERS = {"segformer": segformer, "mask2former": mask2former, "sam2": sam2, "sam3": sam3}
+def yolos(folder: Path) -> Path:
+    config = YolosConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=[SIDE, SIDE], patch_size=16,
+        num_detection_tokens=8, id2label={0: "hat", 1: "face", 2: "hand"},
+    )  # fmt: skip
+    return _kept(YolosForObjectDetection(config), YolosImageProcessorPil(size={"height": SIDE, "width": SIDE}), folder)
+
+
+BUILDERS = {"segformer": segformer, "mask2former": mask2former, "sam2": sam2, "sam3": sam3, "yolos": yolos}
 
 
 def build(name: str, folder: Path, seed: int = 0) -> Path:

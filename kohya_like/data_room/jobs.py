@@ -14,6 +14,7 @@ from sd_scripts.dataset.caption_files import Words
 from sd_scripts.families import TOOLS
 from sd_scripts.schema.captioning import DESCRIBE, KEY_VARIABLE, CaptionImages, CaptionSection
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.faces import FindFaces
 from sd_scripts.schema.masking import MaskImages
 from sd_scripts.schema.tools import ToolOptions
 
@@ -56,7 +57,7 @@ def start(desk: Desk, order: Mapping[str, Any]) -> Answer:
     if tool is None or not isinstance(texts, dict):
         raise OptionError("This is not an order of the page; reload it.")
     makes_masks = tool is MaskImages
-    why = desk.room.why_no_masks if makes_masks else desk.room.why_fixed
+    why = desk.room.why_no_masks if makes_masks else "" if tool is FindFaces else desk.room.why_fixed
     if why:
         raise OptionError(why)
     indices = _indices(desk.room, order)
@@ -66,7 +67,7 @@ def start(desk: Desk, order: Mapping[str, Any]) -> Answer:
         digest = Words("\n".join(leaving)).version
         if order.get("known") != digest:
             return {"leaving": leaving, "known": digest}
-    listed = _masks_listed(desk.room, indices) if makes_masks else _listed(desk.room, indices)
+    listed = _masks_listed(desk.room, indices) if makes_masks else (_cuts if tool is FindFaces else _listed)(desk.room, indices)
     folder = desk.room.options.dataset.conditioning_data_dir if makes_masks else None
     settled = {"mask_dir": str(Path(folder).absolute())} if folder else {}
     started = desk.bench.work_on_images(tool, texts, listed, settled, {KEY_VARIABLE: key})
@@ -107,6 +108,17 @@ def _listed(room: Room, indices: list[int]) -> tools.ImageList:
         {"file_name": os.path.relpath(room.paths[index], room.root), "caption_file": os.path.relpath(room.files[index], room.root)}
         for index in indices
     )
+    return tools.ImageList(room.root.absolute(), "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def _cuts(room: Room, indices: list[int]) -> tools.ImageList:
+    """The images, with what training shows of each as shares of it."""
+    rows = []
+    for index in indices:
+        cut = room.view.plan.cut(index, 0)
+        sides = zip(cut.excess, cut.resized, cut.bucket, strict=True)
+        places, lengths = zip(*((excess // 2 / whole, side / whole) for excess, whole, side in sides), strict=True)
+        rows.append({"file_name": os.path.relpath(room.paths[index], room.root), "frame": [*places, *lengths]})
     return tools.ImageList(room.root.absolute(), "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 

@@ -12,7 +12,6 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -150,17 +149,18 @@ def _bring(ahead: Ahead) -> None:
     with _Lines(total=sum(about.size or 0 for about in found), unit="B", unit_scale=True, desc=_BYTES) as bar:
         for name, about in zip(ahead.large, found, strict=True):
             assert about.etag is not None and about.size is not None, "the hub names both for every file of a model"
-            blob = blobs / about.etag
-            with (blobs / f"{about.etag}.part").open("ab") as part:
-                with suppress(OSError):  # a disk without locks
-                    files.lock(part, waits=True)
+            blob, part = blobs / about.etag, blobs / f"{about.etag}.part"
+            # A lock beside it: on Windows no file is renamed that somebody has open.
+            with files.one_at_a_time(blobs, f"{about.etag}.lock"):
                 if blob.exists():  # by another process, meanwhile
                     bar.update(about.size)
                     continue
-                _stream(about.location, part, about.size, bar)
-                os.fsync(part.fileno())
-            _check_whole(Path(part.name), about.etag, f"{ahead.hub_id}: {name}")
-            os.replace(part.name, blob)
+                with part.open("ab") as file:
+                    _stream(about.location, file, about.size, bar)
+                    file.flush()
+                    os.fsync(file.fileno())
+                _check_whole(part, about.etag, f"{ahead.hub_id}: {name}")
+                os.replace(part, blob)
 
 
 def _stream(url: str, part: BinaryIO, size: int, bar: tqdm[Any]) -> None:

@@ -91,13 +91,13 @@ def test_captions_arrive_on_the_page_and_undo_takes_them_back(context: Context, 
     history = desk.room.book.history
     kept = history.read_bytes()
     history.unlink()
-    assert rooms.news(desk.room, said["news"]) == {"news": 0, "texts": {}}
+    assert rooms.news(desk.room, said["news"]).items() >= {"news": 0, "texts": {}}.items()
     history.mkdir()
     with pytest.raises(OptionError, match="cannot be read"):
         rooms.news(desk.room, 1)
     history.rmdir()
     history.write_bytes(kept)
-    assert rooms.news(desk.room, len(kept) + 1) == {"news": len(kept), "texts": said["texts"]}
+    assert rooms.news(desk.room, len(kept) + 1).items() >= {"news": len(kept), "texts": said["texts"]}.items()
     assert tools.detail(desk.bench.find(started["name"]), -1)["report"]["written"] == COUNT - 2
     # It belongs to this data set, and is nothing of the Tools tab.
     assert [row["name"] for row in jobs.forms(desk, {})["runs"]] == [started["name"]] and desk.bench.recent() == []

@@ -28,6 +28,7 @@ export async function data({ root }) {
   const button = (text, act) => make("button", { type: "button", class: "kl-button", text, disabled: true, onclick: act });
   const again = make("button", { type: "button", class: "kl-button", text: t`Open again`, onclick: () => open() });
   const looks = {
+    faces: button(t`Find faces cut off`, () => openWork(desk, "faces", shownIndices(), (row) => work.show(row))),
     undo: button(t`Undo`, undo),
     masks: button(t`Make masks`, () => openWork(desk, "mask", shownIndices(), (row) => work.show(row))),
     tags: button(t`Tags`, () => tags(desk, (tag) => { search.value = tag; sift(); })),
@@ -39,6 +40,7 @@ export async function data({ root }) {
     button(t`Search and replace`, () => rewrite(desk, shownIndices(), after)),
     looks.tags,
     looks.proposals,
+    looks.faces,
     looks.undo,
   ];
   const back = make("button", { type: "button", class: "kl-button", hidden: true, onclick: bringBack });
@@ -170,7 +172,7 @@ export async function data({ root }) {
     desk.known = has ? last : null;
     desk.marked = new Map();
     desk.texts = has ? last.items.map((item) => item.caption) : [];
-    for (const each of orders) each.disabled = !has || Boolean(each === looks.masks ? last.noMasks : each === looks.undo ? last.fixed && last.noMasks : last.fixed && each !== looks.tags && each !== looks.proposals);
+    for (const each of orders) each.disabled = !has || Boolean(each === looks.masks ? last.noMasks : each === looks.undo ? last.fixed && last.noMasks : last.fixed && ![looks.tags, looks.proposals, looks.faces].includes(each));
     panel.clear();
     back.hidden = !has || !last.leftOut;
     back.textContent = t`Bring back what was left out`;
