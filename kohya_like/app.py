@@ -119,7 +119,7 @@ def own_routes(context: Context, inference_only: bool = False) -> list[Route]:
         page.route(),
         *predict_routes.routes(menu, context.predictions),
         # Before those of the grids, whose last one takes any deed.
-        *pick_routes.routes(pick_routes.Picks(compared, context.supervisor, context.output_dir)),
+        *pick_routes.routes(pick_routes.Picks(compared, context.supervisor, context.output_dir, context.roots)),
         *comparison_routes.routes(compared, links),
         *(vote_links.routes(links) if links is not None else ()),
         *browsing.routes(context),

@@ -76,6 +76,23 @@ class AsAsked:
     count: int
 
 
+@dataclass(frozen=True)
+class Rated:
+    """What models that somebody named say of the images of a column; see ratings.py."""
+
+    prompt: Mean | None
+    """How well they show their prompts."""
+    likeness: Mean | None
+    """How like training images they are."""
+
+
+def rated(said: Sequence[tuple[float | None, float | None]]) -> Rated | None:
+    """Of what is said of each image; None where nothing is."""
+    prompt, likeness = ([value for value in values if value is not None] for values in zip(*said, strict=True)) if said else ([], [])
+    found = Rated(mean_of(prompt) if prompt else None, mean_of(likeness) if likeness else None)
+    return found if found != Rated(None, None) else None
+
+
 def as_asked(prompts: Sequence[str], paths: Sequence[Path]) -> AsAsked | None:
     """What the exact reader of the toy world says of drawn images; None where no prompt names a shape of it. A colour and a place count
     where they are named."""

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sd_scripts.dataset.triage import Signs
 from sd_scripts.runs import drawing
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError
@@ -25,6 +24,7 @@ from .comparison_routes import gone
 from .comparisons import Comparisons
 from .data_room.thumbnails import Thumbnails
 from .predict_routes import problems_of
+from .ratings import FOLDER, Ratings
 from .supervisor import JobSupervisor
 
 
@@ -40,14 +40,18 @@ class _Work:
     near: list[measures.Nearness | None] = field(default_factory=list)
     as_asked: list[measures.AsAsked | None] = field(default_factory=list)
     """By the exact reader, in toy worlds; shown, and not used for the proposal."""
+    rated: list[measures.Rated | None] = field(default_factory=list)
+    """By models that somebody named; shown, and not used for the proposal."""
     problems: list[str] = field(default_factory=list)
 
 
 class Picks:
     """What a studio knows of the checkpoints of its grids."""
 
-    def __init__(self, compared: Comparisons, supervisor: JobSupervisor, output_dir: Path) -> None:
+    def __init__(self, compared: Comparisons, supervisor: JobSupervisor, output_dir: Path, roots: tuple[Path, ...] | None) -> None:
+        """roots: folders in which models may lie that rate images."""
         self.compared, self.supervisor = compared, supervisor
+        self.ratings = Ratings(compared.folder / FOLDER, roots)
         self._output_dir, self._kept = output_dir, Thumbnails(output_dir)
         self._known: dict[str, _Work] = {}
         self._lock = threading.Lock()
@@ -63,6 +67,7 @@ class Picks:
                 threading.Thread(target=self._measure, args=(work, told), name="numbers", daemon=True).start()
         columns = [self._column(work, place, column) for place, column in enumerate(told["columns"])]
         answer = {"ready": work.is_over, "says": work.says, "problems": work.problems, "columns": [asdict_of(one) for one in columns]}
+        answer["rating"] = self.ratings.models()
         file = next((Path(column["file"]) for column in told["columns"] if column["file"]), None)
         if not work.is_over or file is None:
             return {**answer, "proposal": {"column": None, "why": ""}, "chosen": "", "run": ""}
@@ -78,6 +83,7 @@ class Picks:
             "held_out": work.held_out.get(file) if at_one else None,
             "near": work.near[place] if place < len(work.near) else None,
             "as_asked": work.as_asked[place] if place < len(work.as_asked) else None,
+            "rated": work.rated[place] if place < len(work.rated) else None,
         }
 
     def _proposal(self, name: str, told: Mapping[str, Any], work: _Work) -> picks.Proposal:
@@ -108,25 +114,49 @@ class Picks:
                 columns = range(len(told["columns"]))
                 drawn = [[self.compared.cells / f"{row[place]}.png" for row in told["keys"]] for place in columns]
                 work.as_asked = [measures.as_asked(prompts, paths) for paths in drawn]
-            trained = self._trained(files, say)
-            for place in range(len(told["columns"])):
-                say(f"Compares images with training images: column {place + 1} of {len(told['columns'])}")
-                cells = [self.compared.cells / f"{row[place]}.png" for row in told["keys"]]
-                work.near.append(measures.nearness(measures.signs_of(cells, self._kept, lambda _: None), trained))
-        except OptionError as err:
-            work.problems.append(f"How near the images are to training images is not known: {err}")
+            cells = [[self.compared.cells / f"{row[place]}.png" for row in told["keys"]] for place in range(len(told["columns"]))]
+            paths: list[Path] = []
+            try:
+                paths = self._trained(files, say)
+                trained = measures.signs_of(paths, self._kept, say)
+                for place, column in enumerate(cells):
+                    say(f"Compares images with training images: column {place + 1} of {len(cells)}")
+                    work.near.append(measures.nearness(measures.signs_of(column, self._kept, lambda _: None), trained))
+            except OptionError as err:
+                work.problems.append(f"How near the images are to training images is not known: {err}")
+            self._rate(work, told, cells, paths, say)
         except Exception as err:
             # What is known is shown, whatever happened to the rest.
             work.problems.append(f"The numbers are not complete: {type(err).__name__}: {err}")
         finally:
             work.says, work.is_over = "", True
 
-    def _trained(self, files: Sequence[Path], say: measures.Say) -> list[Signs]:
-        """What the training images of the first run are compared by. Raises OptionError."""
+    def _rate(
+        self, work: _Work, told: Mapping[str, Any], cells: Sequence[Sequence[Path]], trained: Sequence[Path], say: measures.Say
+    ) -> None:
+        """What the models say that somebody named."""
+        prompts = [row["prompt"].partition(" --")[0] for row in told["rows"]]
+        drawn = [(path, prompt) for column in cells for path, prompt in zip(column, prompts, strict=True) if path.is_file()]
+        try:
+            said = self.ratings.of(drawn, trained, say)
+        except OptionError as err:
+            work.problems.append(f"The models that rate images were of no help: {err}")
+            return
+        work.rated += [measures.rated([said[str(path)] for path in column if str(path) in said]) for column in cells]
+
+    def rate(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Takes other models from now on, and measures anew. Raises KeyError, OptionError."""
+        self.ratings.choose(given)
+        with self._lock:
+            self._known = {grid: work for grid, work in self._known.items() if not work.is_over}
+        return self.numbers(name)
+
+    def _trained(self, files: Sequence[Path], say: measures.Say) -> list[Path]:
+        """The training images of the first run. Raises OptionError."""
         run = next((RunDirectory(file.parent) for file in files if (file.parent / "config.toml").is_file()), None)
         if run is None:
             raise OptionError("the files are of no run in the folder of runs")
-        return measures.signs_of(measures.training_images(run, self._output_dir, say), self._kept, say)
+        return measures.training_images(run, self._output_dir, say)
 
     # What is done
 
@@ -179,7 +209,7 @@ def _is_toy(files: Sequence[Path]) -> bool:
 def asdict_of(column: Mapping[str, Any]) -> dict[str, Any]:
     """A column with its numbers as plain values."""
     return {
-        key: asdict(value) if isinstance(value, measures.HeldOut | measures.Nearness | measures.AsAsked) else value
+        key: asdict(value) if isinstance(value, measures.HeldOut | measures.Nearness | measures.AsAsked | measures.Rated) else value
         for key, value in column.items()
     }
 
@@ -213,6 +243,7 @@ def routes(known: Picks) -> list[Route]:
     return [
         Route("/kl/compare/{name}/numbers", answered(lambda name, _: known.numbers(name))),
         Route("/kl/compare/{name}/choose", answered(choose), methods=["POST"]),
+        Route("/kl/compare/{name}/rate", answered(known.rate), methods=["POST"]),
         Route("/kl/compare/{name}/others", answered(lambda name, _: known.others(name))),
         Route("/kl/compare/{name}/delete-others", answered(delete), methods=["POST"]),
     ]

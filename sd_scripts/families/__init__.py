@@ -12,6 +12,7 @@ from sd_scripts.schema.facts import FamilyFacts, Sign
 from sd_scripts.schema.imported import Importer
 from sd_scripts.schema.masking import DATA_TOOLS
 from sd_scripts.schema.predict import PredictOptions
+from sd_scripts.schema.rating import RateImages
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.tools import FILE_TOOLS, ToolOptions
 
@@ -38,7 +39,7 @@ _OPTIONS = {name: import_module(f"{__name__}.{name}.options") for name in NAMES}
 RUNS: dict[tuple[str, str], type[RunOptions]] = {(run.family, run.method): run for name in NAMES for run in _OPTIONS[name].RUNS}
 """Kinds of runs by (family, method)."""
 _TOOLS = [import_module(f"{__name__}.{name}.tools").TOOLS for name in NAMES if (Path(__file__).parent / name / "tools.py").is_file()]
-TOOLS: dict[str, type[ToolOptions]] = {tool.name: tool for tools in (FILE_TOOLS, DATA_TOOLS, *_TOOLS) for tool in tools}
+TOOLS: dict[str, type[ToolOptions]] = {tool.name: tool for tools in (FILE_TOOLS, DATA_TOOLS, (RateImages,), *_TOOLS) for tool in tools}
 """Tools by name: those for files of any family, those for images, and those of one family."""
 PREDICTS: dict[str, type[PredictOptions]] = {
     name: import_module(f"{__name__}.{name}.predict_options").PREDICT

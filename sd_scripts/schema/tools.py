@@ -40,7 +40,7 @@ class ToolOptions(Options):
     in_place: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Options that name what is written and what is read, and may name one file; no other file that is read is ever written over."""
     tab: ClassVar[str] = "tools"
-    """Where the page has it: the Tools tab, or data for one that works on the images of a data set."""
+    """Where the page has it: the Tools tab, data for images of a data set, or generate for drawn ones."""
     settled: ClassVar[tuple[str, ...]] = ()
     """Options that the page decides and does not show."""
     hub: ClassVar[tuple[str, ...]] = ()

@@ -31,6 +31,7 @@ from sd_scripts.runs.trash import Trash
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.toy import worlds
+from tests.small_raters import clip, dino
 from tests.ui.standin_runs import until
 from tests.ui.test_comparisons import ADA, Place, asked
 
@@ -184,7 +185,7 @@ def place(tmp_path: Path, run: RunDirectory) -> Iterator[Place]:
 
 def test_numbers_pick_and_the_end_of_the_others_by_their_routes(place: Place, run: RunDirectory) -> None:
     files = [str(run.path / f"star-{step}.safetensors") for step in (10, 20)]
-    known = pick_routes.Picks(place.compared, place.supervisor, place.root)
+    known = pick_routes.Picks(place.compared, place.supervisor, place.root, (place.root.parent,))
     with TestClient(Starlette(routes=[*pick_routes.routes(known), *comparison_routes.routes(place.compared)])) as client:
         name = place.compared.start({**asked(files, prompts="a star", seeds="3"), "strengths": "1"}, ADA)
         place.finished(name)
@@ -195,6 +196,7 @@ def test_numbers_pick_and_the_end_of_the_others_by_their_routes(place: Place, ru
 
         until(lambda: numbers()["ready"], seconds=60)
         told = numbers()
+        assert told["rating"] == {"clip_model": "", "image_model": ""} and all(column["rated"] is None for column in told["columns"])
         assert [column["label"] for column in told["columns"]] == ["base", "star-10", "star-20"] and told["problems"] == []
         assert [column["held_out"] and column["held_out"]["mean"]["value"] for column in told["columns"]] == [
             None,
@@ -223,3 +225,37 @@ def test_numbers_pick_and_the_end_of_the_others_by_their_routes(place: Place, ru
             known.choose(name, 1)
         Trash(place.root).restore(entry.name)
         assert all(path.exists() for path in gone), "they come back"
+
+
+@pytest.mark.long
+def test_models_that_somebody_names_rate_the_images_and_are_kept(place: Place, run: RunDirectory, tmp_path: Path) -> None:
+    files = [str(run.path / f"star-{step}.safetensors") for step in (10, 20)]
+    raters = {"clip_model": str(clip(tmp_path / "clip")), "image_model": str(dino(tmp_path / "dino"))}
+    known = pick_routes.Picks(place.compared, place.supervisor, place.root, (tmp_path,))
+    with TestClient(Starlette(routes=[*pick_routes.routes(known), *comparison_routes.routes(place.compared)])) as client:
+        name = place.compared.start({**asked(files, prompts="a star\na circle", seeds="3"), "strengths": "1"}, ADA)
+        place.finished(name)
+
+        def rated(given: dict[str, str]) -> dict[str, Any]:
+            found: dict[str, Any] = client.post(f"/kl/compare/{name}/rate", json=given).json()
+            until(lambda: client.get(f"/kl/compare/{name}/numbers").json()["ready"], seconds=200)
+            return found if "problems" in found and "columns" not in found else client.get(f"/kl/compare/{name}/numbers").json()
+
+        wrong = rated({"clip_model": str(tmp_path), "image_model": "/etc"})["problems"]
+        assert "has no config.json" in wrong[0]["message"] and "image_model: " in wrong[1]["message"]
+        told = rated(raters)
+        assert told["problems"] == [] and told["rating"] == raters
+        for column in told["columns"]:
+            assert column["rated"]["prompt"]["count"] == 2 and -1 <= column["rated"]["prompt"]["value"] <= 1
+            assert column["rated"]["likeness"]["count"] == 2 and -1 <= column["rated"]["likeness"]["value"] <= 1
+        kept = [path for path in (place.compared.folder / ".ratings").iterdir() if path.name != "models.json"]
+        assert len(kept) == 1 and [grid["name"] for grid in client.get("/kl/compare").json()["comparisons"]] == [name]
+        written = kept[0].stat().st_mtime_ns
+        assert rated(raters)["columns"] == told["columns"] and kept[0].stat().st_mtime_ns == written, "nobody looks twice"
+        (tmp_path / "dino" / "model.safetensors").write_bytes(b"")
+        (tmp_path / "dino2").mkdir()
+        (tmp_path / "dino2" / "config.json").write_text("{}")
+        told = rated({"image_model": str(tmp_path / "dino2")})
+        assert "were of no help" in told["problems"][0] and "image_model" in told["problems"][0]
+        assert all(column["rated"] is None and column["near"] for column in told["columns"])
+        assert all(column["rated"] is None for column in rated({})["columns"])

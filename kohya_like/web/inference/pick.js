@@ -67,14 +67,34 @@ export class Pick {
     return this.answer.columns.some(({ as_asked: asked }) => asked);
   }
 
+  isRated() {
+    return this.answer.columns.some(({ rated }) => rated);
+  }
+
+  // Models that the reader has, which look at the images.
+  raters() {
+    const { rating, ready } = this.answer;
+    const about = { clip_model: t`Prompt: CLIP or SigLIP, a folder or hub id`, image_model: t`Likeness: DINO, CLIP or SigLIP, a folder or hub id` };
+    const send = (event) => {
+      event.preventDefault();
+      const given = Object.fromEntries(new FormData(event.target));
+      this.order("", () => post(`${this.place}/rate`, given), () => this.open(this.place));
+    };
+    return html`<details class="kl-tool-more"><summary>${t`Rate the images by models`}</summary><form class="kl-pick-raters" onSubmit=${send}>
+      ${Object.entries(about).map(([name, text]) => html`<label>${text}<input type="text" name=${name} id=${`kl-pick-${name}`} defaultValue=${rating[name]} autocomplete="off" spellcheck="false" /></label>`)}
+      <button type="submit" class="kl-button" disabled=${!ready}>${t`Rate`}</button></form>
+      <p class="kl-note">${t`They look on the CPU, once for each image; what they say is kept. Prompt: the cosine of an image and its prompt. Likeness: the mean of the cosines with up to 200 training images. Both are shown alone; the proposal does not use them.`}</p></details>`;
+  }
+
   row(column, place) {
     const { proposal, chosen } = this.answer;
-    const { label, file, held_out: held, near, as_asked: asked } = column;
+    const { label, file, held_out: held, near, as_asked: asked, rated } = column;
     const mark = [file && file === chosen ? t`chosen` : "", place === proposal.column ? t`proposed` : ""].filter(Boolean).join(", ");
     return html`<tr><th scope="row">${label}${mark && html` <strong class="kl-pick-mark">${mark}</strong>`}</th>
       <td>${file && file !== chosen ? html`<button type="button" class="kl-button" aria-label=${t`Choose ${label}`} onClick=${() => this.choose(place)}>${t`Choose`}</button>` : ""}</td><td>${held ? mean(held.mean) : "–"}</td>
       ${held ? held.bands.map((band) => html`<td>${mean(band)}</td>`) : [0, 1, 2, 3].map(() => html`<td>–</td>`)}
       <td>${near ? figure(near.distance, 3) : "–"}</td><td>${near ? t`${near.copies} of ${near.count}` : "–"}</td>
+      ${this.isRated() && html`<td>${mean(rated && rated.prompt)}</td><td>${mean(rated && rated.likeness)}</td>`}
       ${this.isToy() && html`<td>${asked ? t`${asked.right} of ${asked.count}` : "–"}</td>`}</tr>`;
   }
 
@@ -101,11 +121,12 @@ export class Pick {
     return html`<section class="kl-pick" aria-label=${t`Numbers and pick`}><p role="status">${status}</p>${note}
       ${problems.map((text) => html`<p class="kl-note">${translated(text)}</p>`)}
       <div class="kl-pick-scroll" role="region" tabindex="0" aria-label=${t`Numbers by checkpoint`}><table class="kl-table"><thead>
-        <tr><th rowspan="2" scope="col">${t`Column`}</th><th rowspan="2"></th><th colspan="5" scope="colgroup">${t`Held-out loss, all and by noise level`}</th><th colspan="2" scope="colgroup">${t`Training images`}</th>${this.isToy() && html`<th rowspan="2" scope="col">${t`As asked`}</th>`}</tr>
-        <tr><th scope="col">${t`all`}</th><th scope="col">0–¼</th><th scope="col">¼–½</th><th scope="col">½–¾</th><th scope="col">¾–1</th><th scope="col">${t`distance`}</th><th scope="col">${t`near copies`}</th></tr></thead>
+        <tr><th rowspan="2" scope="col">${t`Column`}</th><th rowspan="2"></th><th colspan="5" scope="colgroup">${t`Held-out loss, all and by noise level`}</th><th colspan="2" scope="colgroup">${t`Training images`}</th>${this.isRated() && html`<th colspan="2" scope="colgroup">${t`By models`}</th>`}${this.isToy() && html`<th rowspan="2" scope="col">${t`As asked`}</th>`}</tr>
+        <tr><th scope="col">${t`all`}</th><th scope="col">0–¼</th><th scope="col">¼–½</th><th scope="col">½–¾</th><th scope="col">¾–1</th><th scope="col">${t`distance`}</th><th scope="col">${t`near copies`}</th>${this.isRated() && html`<th scope="col">${t`prompt`}</th><th scope="col">${t`likeness`}</th>`}</tr></thead>
         <tbody>${columns.map((column, place) => this.row(column, place))}</tbody></table></div>
       <p class="kl-note">${t`Losses with their 95 % interval, on the same noise for every checkpoint. Distance: 1 minus the correlation with the nearest training image, small and grey; the middle one of the column.`}
         ${" "}${this.isToy() && t`As asked: images that show what their prompt names, by the reader of the toy world; the proposal does not use it.`}</p>
+      ${this.raters()}
       ${ready ? this.end() : null}</section>`;
   }
 }
