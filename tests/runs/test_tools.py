@@ -59,7 +59,7 @@ def test_wrong_options_are_sentences_without_loading_anything(lora: Path, tmp_pa
 def test_the_command_line_gives_the_options_of_the_page(tool: str) -> None:
     values = {name: "a.safetensors" for name, field in fields(TOOLS[tool]).items() if field.required and not field.many}
     values |= {name: ["a.safetensors", "b.safetensors"] for name, field in fields(TOOLS[tool]).items() if field.required and field.many}
-    values |= {"new_rank": 4} if tool == "resize_lora" else {}
+    values |= {"resize_lora": {"new_rank": 4}, "fetch_model": {"hub_id": "someone/model"}}.get(tool, {})
     options = build(TOOLS[tool], values)
     assert parse_tool(TOOLS[tool], to_argv(options)) == options
     for field in fields(TOOLS[tool]).values():
@@ -68,12 +68,12 @@ def test_the_command_line_gives_the_options_of_the_page(tool: str) -> None:
 
 def test_every_option_of_a_tool_is_read() -> None:
     works = {find_spec(tool.work.partition(":")[0]).origin for tool in TOOLS.values()}
-    helpers = (SCRIPTS / "library" / "captioning").glob("*.py")
+    helpers = [path for name in ("captioning", "masking") for path in (SCRIPTS / "library" / name).glob("*.py")]
     files = [*(SCRIPTS / "library" / "tools").glob("*.py"), *helpers, *map(Path, works)]
     code = "".join(path.read_text(encoding="utf-8") for path in files)
-    names = {name for tool in TOOLS.values() for name in fields(tool)} - {"set_keys", "replace_words"}
+    names = {name for tool in TOOLS.values() for name in fields(tool)} - {"set_keys", "replace_words", "mask_points", "mask_box"}
     assert [name for name in sorted(names) if f".{name}" not in code] == []
-    assert ".keys_to_set" in code and ".replacements" in code
+    assert all(f".{name}" in code for name in ("keys_to_set", "replacements", "points", "box"))
 
 
 def test_a_broken_file_ends_with_1_and_a_missing_one_with_2(lora: Path, capsys: pytest.CaptureFixture[str]) -> None:

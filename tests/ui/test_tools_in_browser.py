@@ -27,7 +27,7 @@ PATIENCE = 600_000
 
 def open_tools(page: Page) -> None:
     page.get_by_role("tab", name="Tools").click()
-    page.wait_for_selector("#kl-tool-model")
+    page.wait_for_selector("#kl-tool-run:not(:empty)")
 
 
 def test_each_tool_has_its_form_and_keeps_what_was_typed_and_what_is_wrong_stands_at_its_field_and_starts_nothing(
