@@ -143,6 +143,14 @@ def stop_work(page: Page, _root: Path) -> None:
     expect(work.get_by_role("button", name="Resume")).to_be_visible()
 
 
+def take_alpha(page: Page, _root: Path) -> None:
+    page.locator("#kl-data-work-mask_model").fill("alpha")
+
+
+def wait_for_work(page: Page, _root: Path) -> None:
+    expect(page.locator(".kl-data-work .kr-badge")).to_have_text("Finished", timeout=120_000)
+
+
 def conflict(page: Page, root: Path) -> None:
     """Two pages write the same caption."""
     (root.parent / "mine" / "2.txt").write_text(f"theirs {time.monotonic_ns()}")
@@ -411,7 +419,7 @@ PROMISES: list[Promise] = [
     Promise("Write captions", "#kl-data-work-caption_model"),
     fold("More", ".kl-dialog", ".kl-field", rare=True),
     Promise("Browse for Caption model", ".kl-pick-list", rare=True),
-    Promise("Cancel", "#kl-data-work-caption_model", place=".kl-dialog:has(.kl-pick-list)", rare=True),
+    Promise("Close without choosing", "#kl-data-work-caption_model", rare=True),
     Promise("Start: Write captions", ".kl-data-leaving", "Not sent", before=send_away),
     Promise("Back to the form", "#kl-data-work-caption_model", at_once=False),
     Promise("Close the form", ".kl-data-cell"),
@@ -422,6 +430,11 @@ PROMISES: list[Promise] = [
     Promise("Resume", ".kl-data-work .kr-badge", "Running", place=".kl-data-work"),
     fold("Console", ".kl-data-work", ".kr-console", rare=True),
     Promise("Close what was done", ".kl-data-cell", before=stop_work),
+    Promise("Make masks", "#kl-data-work-mask_model"),
+    Promise("Browse for Mask model", ".kl-pick-list", rare=True),
+    Promise("Close without choosing", "#kl-data-work-mask_model", rare=True),
+    Promise("Start: Make masks", ".kl-data-work .kr-badge", "Starting|Running|Finished", before=take_alpha),
+    Promise("Close what was done", ".kl-data-cell", before=wait_for_work),
     Promise("Search and replace", "#kl-data-find"),
     Promise("Preview", ".kl-data-rows ins", "zwx", before=lambda page, _root: page.locator("#kl-data-prefix").fill("zwx, ")),
     Promise("Change them", ".kl-data-caption", "zwx"),
@@ -433,6 +446,20 @@ PROMISES: list[Promise] = [
     Promise("Search and replace", "#kl-data-find"),
     Promise("Close without changing", ".kl-data-cell"),
     Promise("Save caption", "#kl-data-told", "Saved", before=write_caption),
+    Promise("Edit the loss mask", ".kl-mask-canvas"),
+    Promise("Erase|Exclude point|Box|Paint", ".kl-mask-canvas"),
+    Promise("Fill", ".kl-mask .kl-status", "Not saved yet"),
+    Promise("Clear", ".kl-mask .kl-status", "Not saved yet"),
+    Promise("Undo the last stroke", ".kl-mask-canvas"),
+    Promise("Redo the stroke", ".kl-mask-canvas"),
+    Promise("Invert the mask", ".kl-mask .kl-status", "Not saved yet"),
+    Promise("Save mask", ".kl-mask .kl-status", "Saved in"),
+    Promise("Remove mask", ".kl-mask .kl-status", "removed"),
+    Promise("Close the mask", ".kl-data-cell"),
+    Promise("Edit the loss mask", ".kl-mask-canvas"),
+    Promise("Include point", ".kl-mask-canvas"),
+    Promise("Segment with a model …", "#kl-data-work-mask_points", before=lambda page, _root: page.locator(".kl-mask-canvas").click()),
+    Promise("Close the form", ".kl-data-cell"),
     Promise("Keep mine", "#kl-data-told", "Saved", before=conflict),
     Promise("Take theirs", "#kl-data-told", "About", before=conflict),
     Promise("Next", "#kl-data-text"),

@@ -10,7 +10,7 @@ import logging
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
@@ -21,11 +21,10 @@ from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.captioning.captioner import Captioner, captioner_of
 from sd_scripts.schema.captioning import CaptionSection
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.outside import json_of
 
+from .beside_images import Outcome, images_below, images_listed
 from .report import Report
 
-SHOWN = 20
 log = logging.getLogger("sd_scripts")
 
 
@@ -36,23 +35,6 @@ class Work:
     image: Path
     file: Path
     before: str
-
-
-@dataclass
-class Outcome:
-    """What became of the images."""
-
-    written: int = 0
-    same: int = 0
-    kept: int = 0
-    """Had a caption, and were left as they are."""
-    done_before: int = 0
-    """By this work, before it was stopped."""
-    silent: list[str] = field(default_factory=list)
-    """The model said nothing of them."""
-    others: list[str] = field(default_factory=list)
-    """Somebody else has written meanwhile."""
-    bad: list[str] = field(default_factory=list)
 
 
 def caption(options: CaptionSection) -> Report:
@@ -71,7 +53,7 @@ def caption(options: CaptionSection) -> Report:
         if options.endpoint is not None:
             log.info("what leaves this machine: %s", leaving(options, len(works)))
         _caption_all(options, works, captioner, book, order, outcome)
-    return _report(outcome, order, len(listed))
+    return outcome.report(order, len(listed), "captions", "words", ("silent", "the model said nothing"), "words")
 
 
 def leaving(options: CaptionSection, count: int) -> str:
@@ -86,15 +68,9 @@ def listed_in(options: CaptionSection, root: Path) -> list[tuple[Path, Path]]:
     """The images with their caption files, in the order of their names or of the list. Raises OptionError."""
     ending = f".{options.caption_extension.strip('.')}"
     if options.image_list is None:
-        found = (path for path in sorted(root.rglob("*")) if path.suffix.lower() in images.EXTENSIONS and path.is_file())
-        shown = (path for path in found if not any(part.startswith(".") for part in path.relative_to(root).parts))
-        return [(path, path.with_suffix(ending)) for path in shown]
-    try:
-        rows = [json_of(line) for line in Path(options.image_list).expanduser().read_text(encoding="utf-8").splitlines() if line.strip()]
-        pairs = [(root / row["file_name"], row.get("caption_file")) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
-        raise OptionError(Problem("image_list", f"image_list: {options.image_list} is not JSON lines with file_name ({err})")) from err
-    both = [(image, root / caption if caption else image.with_suffix(ending)) for image, caption in pairs]
+        return [(path, path.with_suffix(ending)) for path in images_below(root)]
+    pairs = images_listed(options.image_list, root, "caption_file")
+    both = [(image, caption or image.with_suffix(ending)) for image, caption in pairs]
     outside = [path for pair in both for path in pair if ".." in path.parts or not path.is_relative_to(root)]
     if outside:
         raise OptionError(Problem("image_list", f"image_list: {outside[0]} lies outside of {root}"))
@@ -130,7 +106,7 @@ def _caption_all(options: CaptionSection, works: Sequence[Work], captioner: Capt
                 if text:
                     changes.append(CaptionChange(work.file, work.before, text))
                 else:
-                    outcome.silent.append(_name(work.image, book.root))
+                    outcome.nothing.append(_name(work.image, book.root))
             _write(changes, captioner.about, book, order, outcome)
             bar.update(len(batch))
 
@@ -169,30 +145,3 @@ def finished(words: str, options: CaptionSection) -> str:
 
 def _name(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix()
-
-
-def _report(outcome: Outcome, order: str, count: int) -> Report:
-    lines = [f"captions written: {outcome.written}, of {count} images"]
-    for number, words in (
-        (outcome.done_before, "written before this work was stopped"),
-        (outcome.kept, "left as they are, because they have one"),
-        (outcome.same, "had the same words already"),
-    ):
-        lines += [f"{words}: {number}"] if number else []
-    for names, words in (
-        (outcome.silent, "the model said nothing"),
-        (outcome.others, "somebody else wrote meanwhile, and their words stay"),
-        (outcome.bad, "cannot be read"),
-    ):
-        lines += [f"{words}: {len(names)} ({', '.join(names[:SHOWN])}{' …' if len(names) > SHOWN else ''})"] if names else []
-    values = {
-        "written": outcome.written,
-        "kept": outcome.kept,
-        "same": outcome.same,
-        "done_before": outcome.done_before,
-        "order": order,
-        "silent": outcome.silent,
-        "others": outcome.others,
-        "unreadable": outcome.bad,
-    }
-    return Report(lines, values)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +24,10 @@ from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.masking.segmenter import Segmenter
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.masking import ALPHA, MaskSection
-from sd_scripts.schema.outside import json_of
 
+from .beside_images import Outcome, images_below, images_listed
 from .report import Report
 
-SHOWN = 20
 log = logging.getLogger("sd_scripts")
 
 
@@ -42,23 +41,6 @@ class MaskWork:
     before: str
 
 
-@dataclass
-class MaskOutcome:
-    """What became of the images."""
-
-    written: int = 0
-    same: int = 0
-    kept: int = 0
-    """Had a mask, and were left as they are."""
-    done_before: int = 0
-    """By this work, before it was stopped."""
-    empty: list[str] = field(default_factory=list)
-    """Nothing was found in them; a mask that counts nothing is not written."""
-    others: list[str] = field(default_factory=list)
-    """Somebody else has written meanwhile."""
-    bad: list[str] = field(default_factory=list)
-
-
 def mask(options: MaskSection) -> Report:
     """Writes masks. Raises OptionError."""
     root = Path(options.image_dir).expanduser().absolute()
@@ -68,11 +50,11 @@ def mask(options: MaskSection) -> Report:
     if not listed:
         raise OptionError(Problem("image_dir", f"image_dir: there are no images in {options.image_dir}"))
     order = options.history_order or f"masks-{time.time_ns():x}"
-    outcome = MaskOutcome()
+    outcome = Outcome()
     works = list(_left(options, listed, order, outcome))
     if works:
         _mask_all(options, works, root, order, outcome)
-    return _report(outcome, order, len(listed))
+    return outcome.report(order, len(listed), "masks", "mask", ("empty", "nothing found, and no mask written"), "masks")
 
 
 def _listed(options: MaskSection, root: Path) -> list[tuple[Path, Path, MaskBook]]:
@@ -95,20 +77,14 @@ def _pairs(options: MaskSection, root: Path, folder: Path | None) -> list[tuple[
         return beside if folder is None or not image.is_relative_to(root) else (folder / image.relative_to(root)).with_suffix(".png")
 
     if options.image_list is not None:
-        try:
-            text = Path(options.image_list).expanduser().read_text(encoding="utf-8")
-            rows = [json_of(line) for line in text.splitlines() if line.strip()]
-            named = [(root / row["file_name"], row.get("mask_file")) for row in rows]
-            return [(image, root / file if file else place(image)) for image, file in named]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
-            raise OptionError(Problem("image_list", f"image_list: {options.image_list} is not JSON lines with file_name ({err})")) from err
-    found = (path for path in sorted(root.rglob("*")) if path.suffix.lower() in images.EXTENSIONS and path.is_file())
-    shown = [path for path in found if not any(part.startswith(".") for part in path.relative_to(root).parts)]
-    shown = [path for path in shown if not path.stem.endswith(MASK_LABEL) and (folder is None or not path.is_relative_to(folder))]
+        return [(image, file or place(image)) for image, file in images_listed(options.image_list, root, "mask_file")]
+    shown = [
+        path for path in images_below(root) if not path.stem.endswith(MASK_LABEL) and (folder is None or not path.is_relative_to(folder))
+    ]
     return [(path, place(path)) for path in shown]
 
 
-def _left(options: MaskSection, listed: Sequence[tuple[Path, Path, MaskBook]], order: str, outcome: MaskOutcome) -> Iterator[MaskWork]:
+def _left(options: MaskSection, listed: Sequence[tuple[Path, Path, MaskBook]], order: str, outcome: Outcome) -> Iterator[MaskWork]:
     """What is still to be done; two images of one name share a mask."""
     done = {file for book in {id(book): book for _, _, book in listed}.values() for file in book.written_by(order)}
     seen = set()
@@ -125,7 +101,7 @@ def _left(options: MaskSection, listed: Sequence[tuple[Path, Path, MaskBook]], o
             yield MaskWork(image, file, book, now.version)
 
 
-def _mask_all(options: MaskSection, works: Sequence[MaskWork], root: Path, order: str, outcome: MaskOutcome) -> None:
+def _mask_all(options: MaskSection, works: Sequence[MaskWork], root: Path, order: str, outcome: Outcome) -> None:
     segmenter: Segmenter | None = None
     if options.mask_model != ALPHA:
         from sd_scripts.library.masking.segmenter import segmenter_of
@@ -142,7 +118,7 @@ def _mask_all(options: MaskSection, works: Sequence[MaskWork], root: Path, order
                 outcome.bad.append(f"{name} {err}")
             else:
                 if found is None:
-                    outcome.empty.append(name)
+                    outcome.nothing.append(name)
                 else:
                     _write(work, found, f"masks by {about}", order, outcome, name)
             bar.update(1)
@@ -166,7 +142,7 @@ def _found(options: MaskSection, path: Path, segmenter: Segmenter | None) -> Pix
     return counted if found.any() and counted.any() else None
 
 
-def _write(work: MaskWork, found: Pixels, what: str, order: str, outcome: MaskOutcome, name: str) -> None:
+def _write(work: MaskWork, found: Pixels, what: str, order: str, outcome: Outcome, name: str) -> None:
     try:
         after = work.book.keep(png_of(found))
     except OSError as err:
@@ -178,30 +154,3 @@ def _write(work: MaskWork, found: Pixels, what: str, order: str, outcome: MaskOu
         outcome.same += 1
     else:
         outcome.written += 1
-
-
-def _report(outcome: MaskOutcome, order: str, count: int) -> Report:
-    lines = [f"masks written: {outcome.written}, of {count} images"]
-    for number, words in (
-        (outcome.done_before, "written before this work was stopped"),
-        (outcome.kept, "left as they are, because they have one"),
-        (outcome.same, "had the same mask already"),
-    ):
-        lines += [f"{words}: {number}"] if number else []
-    for names, words in (
-        (outcome.empty, "nothing found, and no mask written"),
-        (outcome.others, "somebody else wrote meanwhile, and their masks stay"),
-        (outcome.bad, "cannot be read"),
-    ):
-        lines += [f"{words}: {len(names)} ({', '.join(names[:SHOWN])}{' …' if len(names) > SHOWN else ''})"] if names else []
-    values = {
-        "written": outcome.written,
-        "kept": outcome.kept,
-        "same": outcome.same,
-        "done_before": outcome.done_before,
-        "order": order,
-        "empty": outcome.empty,
-        "others": outcome.others,
-        "unreadable": outcome.bad,
-    }
-    return Report(lines, values)
