@@ -12,7 +12,7 @@ const FIRST = "learning_rate";
 // What stands behind the title, fetched when it is opened.
 export function fill(body) {
   let axes = []; // settings that can be swept over: {name, label, now}
-  let rows = []; // {choice, input, root}
+  let rows = []; // {choice, input, gone, root}
   let turn = 0;
   let timer = 0;
   const told = make("p", { class: "kl-note", role: "status" });
@@ -25,20 +25,30 @@ export function fill(body) {
   const asked = () => Object.fromEntries(rows.filter(({ choice }) => choice.value).map(({ choice, input }) => [choice.value, input.value]));
 
   function add(name, text = "") {
-    const number = rows.length + 1;
-    const choice = make("select", { "aria-label": t`Setting ${number}`, onchange: () => change() });
-    const input = make("input", { type: "text", "aria-label": t`Values of setting ${number}`, autocomplete: "off", spellcheck: "false", oninput: () => change(TYPING_SECONDS) });
-    const gone = make("button", { type: "button", class: "kl-quiet", text: t`Remove`, "aria-label": t`Remove setting ${number}`, onclick: () => {
+    const choice = make("select", { onchange: () => change() });
+    const input = make("input", { type: "text", autocomplete: "off", spellcheck: "false", oninput: () => change(TYPING_SECONDS) });
+    const gone = make("button", { type: "button", class: "kl-quiet", text: t`Remove`, onclick: () => {
       rows = rows.filter((each) => each !== row);
       row.root.remove();
+      number();
       change();
     } });
-    const row = { choice, input, root: make("div", { class: "kl-sweep-row" }, choice, input, gone) };
+    const row = { choice, input, gone, root: make("div", { class: "kl-sweep-row" }, choice, input, gone) };
     rows.push(row);
+    number();
     offer(row, name);
     input.value = text;
     table.append(row.root);
     return row;
+  }
+
+  // Names of the rows as they stand now.
+  function number() {
+    for (const [index, { choice, input, gone }] of rows.entries()) {
+      choice.setAttribute("aria-label", t`Setting ${index + 1}`);
+      input.setAttribute("aria-label", t`Values of setting ${index + 1}`);
+      gone.setAttribute("aria-label", t`Remove setting ${index + 1}`);
+    }
   }
 
   function offer({ choice, input }, name) {
