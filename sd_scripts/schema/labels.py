@@ -90,6 +90,7 @@ _LABELS = {
     "gpu_ids": "GPUs",
     "gradient_checkpointing_cpu_offload": "Offload checkpointed activations",
     "gradient_checkpointing_share": "Share of checkpointed blocks",
+    "hub_id": "Hub model",
     "huber_c": "Huber threshold",
     "huber_scale": "Huber threshold factor",
     "huggingface_path_in_repo": "Folder in the repository",

@@ -48,10 +48,12 @@ def test_a_terminal_gets_a_bar_that_is_drawn_over_itself() -> None:
 
 
 def test_every_bar_is_of_this_kind() -> None:
+    # huggingface_hub asks for a class of tqdm's; downloads.py gives it one that writes lines.
+    known = (Path(progress.__file__), ROOT / "sd_scripts/runs/downloads.py")
     other = [
         str(path.relative_to(ROOT))
         for folder in ("sd_scripts", "kohya_like")
         for path in (ROOT / folder).rglob("*.py")
-        if path != Path(progress.__file__) and re.search(r"^(from|import) tqdm", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if path not in known and re.search(r"^(from|import) tqdm", path.read_text(encoding="utf-8"), re.MULTILINE)
     ]
     assert other == []

@@ -59,7 +59,8 @@ def test_wrong_options_are_sentences_without_loading_anything(lora: Path, tmp_pa
 def test_the_command_line_gives_the_options_of_the_page(tool: str) -> None:
     values = {name: "a.safetensors" for name, field in fields(TOOLS[tool]).items() if field.required and not field.many}
     values |= {name: ["a.safetensors", "b.safetensors"] for name, field in fields(TOOLS[tool]).items() if field.required and field.many}
-    values |= {"resize_lora": {"new_rank": 4}, "fetch_model": {"hub_id": "someone/model"}}.get(tool, {})
+    more = {"resize_lora": {"new_rank": 4}, "fetch_model": {"hub_id": "someone/model"}, "rate": {"clip_model": "someone/clip"}}
+    values |= more.get(tool, {})
     options = build(TOOLS[tool], values)
     assert parse_tool(TOOLS[tool], to_argv(options)) == options
     for field in fields(TOOLS[tool]).values():

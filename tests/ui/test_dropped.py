@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,9 @@ def given(place: Dropped, name: str, content: bytes, announced: int | None = Non
         for start in range(0, len(content), 64):
             yield content[start : start + 64]
 
-    return anyio.run(place.take, name, len(content) if announced is None else announced, chunks())
+    # In a thread of its own: playwright keeps a loop running in this one.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(anyio.run, place.take, name, len(content) if announced is None else announced, chunks()).result()
 
 
 def left(root: Path) -> list[Path]:
