@@ -80,6 +80,8 @@ def test_a_run_at_work_is_asked_to_save_wait_and_end_at_a_step(
         until(lambda: Asked.PAUSE not in orders.asked())
         step = page.get_by_label("Stop after step")
         step.fill("soon")
+        drawn_again(page)
+        expect(step).to_have_value("soon")
         step.press("Enter")
         expect(page.locator(f"{RUNS} .kr-desk [role=alert]")).to_contain_text("a whole number is needed")
         step.fill("100000000")
@@ -92,11 +94,18 @@ def test_a_run_at_work_is_asked_to_save_wait_and_end_at_a_step(
         until(lambda: orders.stop_step() == last)
         page.get_by_role("button", name="Train to the end").click()
         until(lambda: orders.stop_step() is None)
+        expect(step).to_have_value("")
         assert [line for line in visited.complaints.found if "409" not in line] == []
         visited.complaints.found.clear()
     finally:
         supervisor.stop(job, grace_seconds=0)
         supervisor.close()
+
+
+def drawn_again(page: Page) -> None:
+    """The page has heard of its run twice, so it has drawn what it heard first."""
+    for _ in range(2):
+        page.wait_for_event("response", lambda answer: re.search(r"/kl/run/[^/?]+([?]|$)", answer.url) is not None)
 
 
 def looked_quietly(visited: Any) -> None:

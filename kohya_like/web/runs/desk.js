@@ -102,6 +102,8 @@ export function makeDesk(view, root) {
         ${button(t`Use these from now on`, "prompts", t`Previews are drawn of these prompts from now on; its settings have them too.`)}</div></details>`;
   }
 
+  // A field that is typed into has a value to begin with, and a key that makes it anew when that changes: a run is drawn again and again, and
+  // a value would take the place of what is being typed.
   function work() {
     const { asked } = run;
     if (run.state !== "running" || run.stopping || !asked || asked.pause === undefined || !run.step) return null;
@@ -112,7 +114,7 @@ export function makeDesk(view, root) {
         ${asked.draws && button(t`Sample now`, "sample", t`It draws its sample prompts after the present step.`)}
         ${asked.pause ? button(t`Go on`, "go_on", t`It goes on.`) : button(t`Pause`, "pause", t`It saves its state after the present step and waits; its memory stays taken. Go on continues.`)}
         <form class="kr-stop-at" onSubmit=${stopAt}><label for="kl-stop-at">${t`Stop after step`}</label>
-          <input id="kl-stop-at" name="step" class="kr-filter" inputmode="numeric" value=${asked.stop_step ?? ""} /><button type="submit" class="kr-button">${t`Set`}</button>
+          <input key=${asked.stop_step} id="kl-stop-at" name="step" class="kr-filter" inputmode="numeric" defaultValue=${asked.stop_step ?? ""} /><button type="submit" class="kr-button">${t`Set`}</button>
           ${asked.stop_step !== null && html`<button type="button" class="kr-button" onClick=${() => ask({ what: "stop_at", step: null }, t`It trains to its last step.`)}>${t`Train to the end`}</button>`}</form></div>
       ${asked.draws && asked.prompts && otherPrompts()}
       ${waits.length > 0 && html`<p class="kr-note">${t`Asked for after the present step: ${waits.join(", ")}.`}</p>`}`;
@@ -152,7 +154,7 @@ export function makeDesk(view, root) {
     return html`<section class="kr-queue" aria-label=${t`In the queue`}><p>${of === 1 ? t`The only run that waits` : t`${place + 1} of ${of} that wait`}${held ? t`, held` : ""}</p>
       <div class="kr-actions">${of > 1 && [button(t`Earlier`, { place: place - 1 }, t`Moved.`, place === 0), button(t`Later`, { place: place + 1 }, t`Moved.`, place === of - 1)]}
         ${held ? button(t`Release`, { held: false }, t`It starts as soon as a device is free.`) : button(t`Hold`, { held: true }, t`It waits until it is released; runs behind it pass by.`)}</div>
-      <form class="kr-stop-at" onSubmit=${startAt}><label for="kl-start-at">${t`Start at`}</label><input id="kl-start-at" name="time" class="kr-filter" type="datetime-local" value=${not_before ? local(not_before) : ""} /><button type="submit" class="kr-button">${t`Set`}</button></form>
+      <form class="kr-stop-at" onSubmit=${startAt}><label for="kl-start-at">${t`Start at`}</label><input key=${not_before} id="kl-start-at" name="time" class="kr-filter" type="datetime-local" defaultValue=${not_before ? local(not_before) : ""} /><button type="submit" class="kr-button">${t`Set`}</button></form>
       ${others.length > 0 && html`<div class="kr-stop-at"><label for="kl-start-after">${t`Start after`}</label><select id="kl-start-after" class="kr-filter" value=${after} onChange=${follow}><option value="">${t`no other run`}</option>
         ${others.map(({ name, label }) => html`<option key=${name} value=${name}>${label || name}</option>`)}</select></div>`}</section>`;
   }
