@@ -17,7 +17,9 @@ from sd_scripts.families.flux.options import FluxNetworkOptions
 from sd_scripts.families.qwen_edit.options import QwenImageNetworkOptions
 from sd_scripts.families.zimage.options import ZImageNetworkOptions
 from sd_scripts.library.adapters.attaching import attach
+from sd_scripts.library.core.copying import copied
 from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.loading.weights import Unfilled
 from sd_scripts.library.memory.forecast.accounting import META, AsOnDevice, Ledger, backward, bytes_of, optimizer_bytes
 from sd_scripts.schema.network import UNetNetworkOptions
 from tests.library.batches import a_call
@@ -145,3 +147,33 @@ def test_a_forecast_is_within_5_percent_of_what_is_measured(name: str, whole: bo
     sizes = f"forecast {forecast / 2**20:.1f} MiB, measured {real / 2**20:.1f} MiB"
     print(f"{kind}: {sizes}, {100 * (forecast / real - 1):+.2f} %, besides weights {100 * ((forecast - frozen) / found - 1):+.2f} %")
     assert abs(forecast / real - 1) < WITHIN
+
+
+def test_a_gradient_that_nobody_wants_is_remembered_as_none() -> None:
+    peaks = []
+    for _ in range(2):
+        entry = torch.empty(3, 700, 11, device=META, requires_grad=True)
+        with Ledger() as ledger:
+            # Its weights are frozen, so that the backward pass gives nothing for them.
+            backward(nn.functional.layer_norm(entry, (11,), torch.empty(11, device=META), torch.empty(11, device=META)).sum())
+        assert entry.grad is not None and entry.grad.shape == entry.shape
+        peaks.append(ledger.peak)
+    assert peaks[0] == peaks[1] > 0
+
+
+def test_tensors_without_numbers_are_not_filled_and_others_are() -> None:
+    with Unfilled():
+        there, absent = torch.zeros(5), torch.empty(5, device=META)
+        for tensor in (there, absent):
+            assert nn.init.normal_(tensor, mean=9.0) is tensor and tensor.uniform_(7, 8) is tensor
+    assert bool((there >= 7).all()) and absent.is_meta
+
+
+def test_a_copy_of_a_network_shares_no_hooks_with_it_and_keeps_what_is_shared_inside() -> None:
+    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    network[1].weight = network[0].weight
+    two = copied([network], [network])[0]
+    two[0].register_forward_pre_hook(lambda module, given: None)
+    assert two[0]._forward_pre_hooks and not two[1]._forward_pre_hooks and not network[0]._forward_pre_hooks
+    assert two[1].weight is two[0].weight is not network[0].weight
+    assert two(torch.ones(1, 2)).tolist() == network(torch.ones(1, 2)).tolist()

@@ -5,7 +5,6 @@ Shapes: B captions, L tokens, D text width.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.library.core.copying import copied
 from sd_scripts.library.core.protocols import Condition, Parts
 from sd_scripts.library.loading.common import BASE, Config, FamilySpec, check_kind, read_json
 from sd_scripts.library.loading.source import find
@@ -44,7 +44,8 @@ def published(
     for name, part in spec.parts.items():
         config = {**read_json(spec.configs / part.folder / "config.json", BASE), **(changes or {}).get(name, {})}
         # A copy takes a third of the time, and a forecast takes several.
-        networks[name] = copy.deepcopy(_built(part.make, json.dumps(config)))
+        built = _built(part.make, json.dumps(config))
+        networks[name] = copied(built, [built])
     parts = replace(
         like,
         backbone=networks["backbone"],

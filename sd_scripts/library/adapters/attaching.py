@@ -88,6 +88,8 @@ def initialise(network: AdapterNetwork, seed: int) -> None:
     """
     with torch.no_grad():
         for key, tensor in network.named_parameters().items():
+            if tensor.is_meta:
+                continue
             name, rest = split_rest(key)
             if rest == "lora_magnitude_vector.weight":
                 base = network.base_layer(name)

@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from accelerate import init_empty_weights
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.families.common.original_unet import TOLERATED
@@ -93,9 +94,25 @@ def _has_numbers(tensor: Tensor) -> bool:
     return bool(wide.sum(dtype=torch.float64).isfinite())
 
 
+class Unfilled(TorchFunctionMode):
+    """Leaves out what fills tensors on the meta device: there is nothing to fill, and PyTorch goes through it in Python all the same."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        # By name, since transformers puts functions of its own in the place of PyTorch's.
+        if getattr(func, "__name__", "") in _FILLS:
+            tensor: Tensor = args[0] if args else kwargs["tensor"]
+            if tensor.is_meta:
+                return tensor
+        return func(*args, **kwargs)
+
+
+_FILLS = frozenset("uniform_ normal_ zero_ fill_ kaiming_uniform_ kaiming_normal_ zeros_ ones_ constant_".split())
+
+
 def empty(make: Callable[[], Module]) -> Module:
     """The module with its real buffers and with parameters that take no memory yet."""
-    with init_empty_weights(include_buffers=False):
+    with init_empty_weights(include_buffers=False), Unfilled():
         return make()
 
 

@@ -61,14 +61,16 @@ class Ledger(TorchDispatchMode):
 
     def _followed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the operation gives; what it bears is counted."""
-        if _gives_back(func):
+        kind = _KINDS.get(id(func)) or _kind_of(func)
+        if kind is _GIVES_BACK:
             return func(*args, **kwargs)
-        key = _asked(func, args, kwargs)
-        if known := _SHAPES.get(key):
-            made = tuple(torch.empty_strided(size, stride, dtype=dtype, device=META) for size, stride, dtype in known)
-            for one in made:
-                self._count(one)
-            return made if len(made) > 1 else made[0]
+        key, known = _remembered(func, args, kwargs) if kind is _MAKES_NEW else (None, None)
+        if known:
+            made = [None if one is None else torch.empty_strided(one[0], one[1], dtype=one[2], device=META) for one in known]
+            for tensor in made:
+                if tensor is not None:
+                    self._count(tensor)
+            return tuple(made) if len(made) > 1 else made[0]
         given = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.is_meta}
         result = func(*args, **kwargs)
         # What was an argument is a view or a change in place, of something counted already or older than this ledger.
@@ -77,10 +79,11 @@ class Ledger(TorchDispatchMode):
         ]
         for leaf in new:
             self._count(leaf)
-        if key is not None and key not in _SHAPES:
+        if key is not None and known is None:
             flat = result if isinstance(result, tuple) else (result,)
-            whole = len(new) == len(flat) and all(map(_is_whole, flat)) and isinstance(result, tuple) == (len(flat) > 1)
-            _SHAPES[key] = tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in flat) if whole else ()
+            there = [leaf for leaf in flat if leaf is not None]
+            whole = len(new) == len(there) and all(map(_is_whole, there)) and isinstance(result, tuple) == (len(flat) > 1)
+            _SHAPES[key] = tuple(None if leaf is None else (leaf.shape, leaf.stride(), leaf.dtype) for leaf in flat) if whole else ()
         return result
 
     def _count(self, tensor: Tensor) -> None:
@@ -103,36 +106,36 @@ class Ledger(TorchDispatchMode):
         self.peak = self.live
 
 
-_Shapes = tuple[tuple[torch.Size, tuple[int, ...], torch.dtype], ...]
+_Shapes = tuple[tuple[torch.Size, tuple[int, ...], torch.dtype] | None, ...]
 _SHAPES: dict[Any, _Shapes] = {}
 """A memo, of what operations give by what they are asked: most have their meta form in Python, which takes a millisecond, and the blocks of
-a network ask the same again and again. Empty for what is no new tensor that fills its memory."""
+a network ask the same again and again. None for a gradient that nobody wants; empty for what is no new tensor that fills its memory."""
 
 
-@cache
-def _makes_new(func: Any) -> bool:
-    """Whether an operation changes no argument, and gives no view of one, as far as it says."""
-    schema = func._schema
-    return not any(one.alias_info for one in (*schema.arguments, *schema.returns))
+_GIVES_BACK, _MAKES_NEW, _DOES_BOTH = "gives back", "makes new", "does both"
+_KINDS: dict[int, str] = {}
+"""A memo of kinds of operations, by their ids: they live for ever, and their hash is made in Python."""
 
 
-@cache
-def _gives_back(func: Any) -> bool:
-    """Whether all that an operation gives is a view of an argument, or an argument that it has changed: half of all calls bear nothing."""
-    returns = func._schema.returns
-    return bool(returns) and all(one.alias_info for one in returns)
+def _kind_of(func: Any) -> str:
+    """Whether all that an operation gives is a view of an argument, or an argument that it has changed, as of half of all calls; or whether
+    it changes no argument and gives no view of one, as far as it says."""
+    returns, arguments = func._schema.returns, func._schema.arguments
+    if returns and all(one.alias_info for one in returns):
+        kind = _GIVES_BACK
+    else:
+        kind = _DOES_BOTH if any(one.alias_info for one in (*arguments, *returns)) else _MAKES_NEW
+    return _KINDS.setdefault(id(func), kind)
 
 
-def _asked(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What decides the shapes of an operation's results; None where they are not to be remembered."""
-    if not _makes_new(func):
-        return None
-    key = (func, _told(args), _told(tuple(kwargs.items())))
+def _remembered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, _Shapes | None]:
+    """What decides the shapes of an operation's results, and those shapes if it was asked so before; None for what is not to be remembered,
+    and for what is not known yet."""
+    key = (id(func), _told(args), _told(tuple(kwargs.items())) if kwargs else ())
     try:
-        hash(key)
+        return key, _SHAPES.get(key)
     except TypeError:
-        return None
-    return key
+        return None, None
 
 
 def _is_whole(tensor: Tensor) -> bool:
@@ -147,7 +150,7 @@ def _told(value: Any) -> Any:
         return None
     if isinstance(value, Tensor):
         return (value.shape, value.stride(), value.dtype, value.device)
-    if isinstance(value, tuple | list):
+    if isinstance(value, (tuple, list)):
         return tuple(map(_told, value))
     return (type(value), value)
 
@@ -192,9 +195,9 @@ class AsOnDevice(TorchFunctionMode):
             return func(*args, **kwargs)
         if self._precision is not None:
             if kind is _LOWER:
-                args, kwargs = tree_map_only(Tensor, self._lowered, (args, kwargs))
+                args, kwargs = _cast(self._lowered, args, kwargs)
             elif kind is _FLOAT32:
-                args, kwargs = tree_map_only(Tensor, _raised, (args, kwargs))
+                args, kwargs = _cast(_raised, args, kwargs)
             elif kwargs.get("dtype") is None and args and _is_low(args[0]):
                 kwargs = {**kwargs, "dtype": torch.float32}
         if func is torch.nn.functional.scaled_dot_product_attention and self._fused:
@@ -251,6 +254,17 @@ def backward(loss: Tensor) -> None:
     """The backward pass of a number, in which AsOnDevice stays on for what is recomputed there: loss.backward() would leave it."""
     one = torch.ones_like(loss)
     _engine_run_backward((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def _cast(change: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments with their tensors changed, those in lists too."""
+
+    def cast(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return change(value)
+        return tree_map_only(Tensor, change, value) if isinstance(value, list | tuple | dict) else value
+
+    return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}
 
 
 def _is_low(value: Any) -> bool:

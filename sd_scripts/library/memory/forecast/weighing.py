@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
@@ -18,7 +17,9 @@ from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.full import train_whole
 from sd_scripts.library.adapters.inject import all_adapter_tensors
 from sd_scripts.library.core.blocks import blocks_of
+from sd_scripts.library.core.copying import copied
 from sd_scripts.library.core.protocols import Condition, InHostRam, ModelFamily, Parts
+from sd_scripts.library.loading.weights import Unfilled
 from sd_scripts.library.memory.arranging import arrange
 from sd_scripts.library.train.environment import DTYPES
 from sd_scripts.library.train.optim import STATE_BYTES, make_optimizer
@@ -156,7 +157,8 @@ class Scales:
         """The model with copies of the networks that training changes."""
         encoders = {name: self.parts.text_encoders[name] for name in trained_encoders(options, self.parts)}
         # At once, since a training adapter knows the layers that it stands on.
-        backbone, encoders, adapter = copy.deepcopy((self.parts.backbone, encoders, self.parts.training_adapter))
+        asked = (self.parts.backbone, encoders, self.parts.training_adapter)
+        backbone, encoders, adapter = copied(asked, (self.parts.backbone, *encoders.values()))
         return replace(self.parts, backbone=backbone, text_encoders={**self.parts.text_encoders, **encoders}, training_adapter=adapter)
 
     def training(self, options: RunOptions, bucket: Bucket) -> Training:
@@ -168,7 +170,7 @@ class Scales:
         if options.method == "network":
             targets = self.family.adapter_targets(parts, options.adapter.wants_convolutions)
             # Else each matrix of the adapter would be filled with zeros on the CPU first.
-            with META:
+            with META, Unfilled():
                 network: Any = attach(parts, options.adapter, targets, options.training.seed)
         else:
             network = train_whole(parts, options.whole, self.family, trained_dtype(options.memory))
@@ -182,9 +184,7 @@ class Scales:
         entries, activations = self._pass(options, parts, weights, bucket)
         return Training(
             frozen=bytes_of(weight for key, weight in frozen.items() if key not in own),
-            tables=bytes_of(
-                tensor for module in parts.backbone.modules() if isinstance(module, InHostRam) for tensor in module.host_tensors
-            ),
+            tables=bytes_of(tensor for module in parts.backbone.modules() for tensor in _in_host_ram(module)),
             trained=bytes_of(weights),
             num_trained=sum(weight.numel() for weight in weights),
             optimizer=state,
@@ -253,6 +253,11 @@ def _optimizer(options: RunOptions, groups: Sequence[dict[str, Any]], weights: S
     except (RuntimeError, NotImplementedError, TypeError):
         # A class of the user's own that computes with numbers.
         return int(STATE_BYTES["AdamW"] * sum(weight.numel() for weight in weights)), 0, False
+
+
+def _in_host_ram(module: nn.Module) -> list[Tensor]:
+    """What a module keeps there. Its class is looked at first, because to ask each of thousands for a protocol takes long."""
+    return module.host_tensors if hasattr(type(module), "host_tensors") and isinstance(module, InHostRam) else []
 
 
 def _let_go(weight: Tensor) -> None:
