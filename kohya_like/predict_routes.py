@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from sd_scripts.families import FACTS, PREDICTS
+from sd_scripts.families import FACTS, PREDICTS, bases
 from sd_scripts.runs import drawing
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
@@ -590,7 +590,13 @@ def routes(menu: Menu, queue: PredictionQueue) -> list[Route]:
             return JsonAnswer({"detail": "This is not an order of the page. Reload the page."}, 400)
         return JsonAnswer({"program": found.program, "rows": [{**asdict(row), "label": row.label} for row in rows]})
 
+    def base(request: Request) -> Response:
+        """The licence of a base that somebody names."""
+        family = request.query_params.get("family", "")
+        return JsonAnswer({"licence": bases.licence(family, request.query_params.get("name", "")) if family in FAMILIES else ""})
+
     of_the_studio = [
+        Route("/kl/predict/base", base),
         Route("/kl/predict/memory", forecast, methods=["POST"]),
         Route("/kl/predict/gpus", lambda _: JsonAnswer(gpu.as_page())),
         Route("/kl/predict/drop", drop, methods=["POST"]),

@@ -23,9 +23,13 @@ def published(family: str, name: str) -> PublishedBase | None:
 def about(family: str, name: str) -> str:
     """A sentence or two for the field of the base model; empty where there is nothing to say."""
     base = published(family, name)
-    if base is None:
-        return ""
-    return " ".join([f"Licence: {base.licence}.", *([_of_few_steps(base)] if base.undistilled else [])])
+    return "" if base is None else " ".join([licence(family, name), *([_of_few_steps(base)] if base.undistilled else [])])
+
+
+def licence(family: str, name: str) -> str:
+    """The sentence of its licence alone, for who only draws; empty where there is nothing to say."""
+    base = published(family, name)
+    return "" if base is None else f"Licence: {base.licence}."
 
 
 def notes(options: RunOptions) -> list[str]:

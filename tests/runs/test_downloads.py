@@ -58,6 +58,7 @@ def test_what_a_fetch_brings_is_said_before_and_then_it_comes_byte_for_byte(tmp_
         assert "someone/model: 3 files, 300.0 kB" in said and "licence: cc-by-nc-4.0" in said and "free on the disk" in said
         code, said, report = fetch(hub, tmp_path)
         assert code == 0 and kept(tmp_path) == wanted and Path(report["folder"]).is_dir()
+        assert said.index("licence: cc-by-nc-4.0") < said.index("looking for"), "what comes is said before it comes"
         asked = dict(hub.sent)
         code, said, report = fetch(hub, tmp_path)
         assert code == 0 and report["missing"] == 0 and "all of it is in the cache" in said and hub.sent == asked

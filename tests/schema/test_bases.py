@@ -32,6 +32,7 @@ def test_licence_and_few_steps_are_known_by_the_name(family: str, name: str, lic
     base = bases.published(family, name)
     assert base is not None and licence in base.licence and base.undistilled == undistilled
     said = bases.about(family, name)
+    assert bases.licence(family, name) == f"Licence: {base.licence}."
     assert base.licence in said and ("few steps" in said) == (undistilled is not None)
 
 

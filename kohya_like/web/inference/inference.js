@@ -238,6 +238,7 @@ export function inference({ root }) {
       ...(known.choice.draws ? [fold(t`Base model`, grid(known.model))] : [grid(known.model)]), ...folds, comparing.root, beside, make("div", { class: "kl-row kl-inf-go" }, status, go, side, cancel, free));
     if (known.choice.edits) images.draw();
     loras.draw();
+    if (known.choice.draws) licence.look();
   }
 
   function drawField(spec) {
@@ -245,6 +246,7 @@ export function inference({ root }) {
     const change = () => {
       draft.texts[spec.name] = field.read();
       if (spec.name.endsWith("_device")) warn();
+      if (spec.name === BASE) licence.soon();
       if (forecast) forecast.changed();
       if (spec.name === "seed" && field.read().trim()) lock(true);
       keep();
@@ -261,6 +263,23 @@ export function inference({ root }) {
     fields.set(spec.name, field);
     return field.root;
   }
+
+  // The licence of the base model, whoever has named it.
+  const licence = (() => {
+    const text = make("p", { class: "kl-note", id: "kl-inf-licence", hidden: true });
+    let timer = 0;
+    async function look() {
+      const name = fields.get(BASE).read().trim();
+      const answer = await ask(`/kl/predict/base?family=${encodeURIComponent(known.choice.family)}&name=${encodeURIComponent(name)}`).catch(() => ({ licence: "" }));
+      if (name !== fields.get(BASE).read().trim()) return;
+      say(text, translated(answer.licence));
+      text.hidden = !answer.licence;
+    }
+    return { root: text, look, soon: () => {
+      clearTimeout(timer);
+      timer = setTimeout(look, 300);
+    } };
+  })();
 
   const seedLock = (() => {
     const box = make("input", { type: "checkbox", id: "kl-inf-lock" });
@@ -290,7 +309,7 @@ export function inference({ root }) {
     const facts = make("p", { class: "kl-note", id: "kl-inf-about" });
     const box = make("div", { class: "kl-field kl-wide" }, make("p", { class: "kl-note kl-inf-first", text: t`Draws images from a prompt, with what you have trained, a LoRA file or any model.` }),
       make("div", { class: "kl-head" }, make("label", { for: select.id, text: t`Draw with` }), make("code", { text: "draw_with" })),
-      make("div", { class: "kl-inf-with" }, about, make("div", {}, select, typed, dropping.root, facts)), none, error);
+      make("div", { class: "kl-inf-with" }, about, make("div", {}, select, typed, dropping.root, facts, licence.root)), none, error);
     const clear = () => {
       error.hidden = true;
       select.removeAttribute("aria-invalid");

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from sd_scripts.runs import downloads
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.tools import FetchSection
 
 from .report import Report
+
+log = logging.getLogger("sd_scripts")
 
 
 def fetch(options: FetchSection) -> Report:
@@ -22,5 +26,7 @@ def fetch(options: FetchSection) -> Report:
     values = {"files": ahead.num_files, "bytes": ahead.total, "missing": ahead.missing, "free": ahead.free, "licence": ahead.licence}
     if options.look_only:
         return Report(lines, {**values, "gated": ahead.is_gated, "commit": ahead.revision})
+    for line in lines:
+        log.info("%s", line)
     folder = downloads.fetched("hub_id", hub_id, files, left, options.fetch_revision, ahead)
     return Report([*lines, f"it lies in {folder}"], {**values, "gated": ahead.is_gated, "commit": ahead.revision, "folder": str(folder)})
