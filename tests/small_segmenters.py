@@ -12,6 +12,8 @@ from transformers import (
     Mask2FormerForUniversalSegmentation,
     Sam2Config,
     Sam2Model,
+    Sam3Config,
+    Sam3Model,
     Sam3TrackerConfig,
     Sam3TrackerModel,
     SegformerConfig,
@@ -22,6 +24,8 @@ from transformers import (
 from transformers.models.mask2former.image_processing_pil_mask2former import Mask2FormerImageProcessorPil
 from transformers.models.segformer.image_processing_pil_segformer import SegformerImageProcessorPil
 from transformers.models.yolos.image_processing_pil_yolos import YolosImageProcessorPil
+
+from tests.small_captioners import words
 
 SIDE = 64
 NAMES = {0: "background", 1: "person", 2: "car, automobile", 3: "sky"}
@@ -83,6 +87,31 @@ def sam3(folder: Path) -> Path:
     return _with_square(Sam3TrackerModel(config), folder, 56, [0.5, 0.5, 0.5], [0.5, 0.5, 0.5])
 
 
+_LAYERS = {"hidden_size": 16, "num_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def sam3_words(folder: Path) -> Path:
+    """SAM 3 with the part that reads words."""
+    tokenizer = words()
+    backbone = {"model_type": "sam3_vit_model", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "patch_size": 14}
+    backbone |= {"num_attention_heads": 2, "image_size": 56, "pretrain_image_size": 28, "window_size": 2, "global_attn_indexes": [0]}
+    config = Sam3Config(
+        vision_config={
+            "model_type": "sam3_vision_model", "backbone_config": backbone, "fpn_hidden_size": 16,
+            "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+        },
+        text_config={
+            "model_type": "clip_text_model", "vocab_size": len(tokenizer), "hidden_size": 16, "intermediate_size": 16,
+            "projection_dim": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32,
+            "eos_token_id": tokenizer.eos_token_id,
+        },
+        geometry_encoder_config=_LAYERS, detr_encoder_config=_LAYERS, detr_decoder_config={**_LAYERS, "num_queries": 6},
+        mask_decoder_config={"hidden_size": 16, "num_attention_heads": 2},
+    )  # fmt: skip
+    tokenizer.save_pretrained(folder)
+    return _with_square(Sam3Model(config), folder, 56, [0.5, 0.5, 0.5], [0.5, 0.5, 0.5])
+
+
 def _with_square(model: Any, folder: Path, side: int, mean: list[float], std: list[float]) -> Path:
     """With the file that says as what an image is shown; transformers' class for it needs torchvision."""
     model.save_pretrained(folder)
@@ -99,7 +128,7 @@ def yolos(folder: Path) -> Path:
     return _kept(YolosForObjectDetection(config), YolosImageProcessorPil(size={"height": SIDE, "width": SIDE}), folder)
 
 
-BUILDERS = {"segformer": segformer, "mask2former": mask2former, "sam2": sam2, "sam3": sam3, "yolos": yolos}
+BUILDERS = {"segformer": segformer, "mask2former": mask2former, "sam2": sam2, "sam3": sam3, "sam3_words": sam3_words, "yolos": yolos}
 
 
 def build(name: str, folder: Path, seed: int = 0) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from sd_scripts.schema.captioning import DESCRIBE, KEY_VARIABLE, CaptionImages, 
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.faces import FindFaces
 from sd_scripts.schema.masking import MaskImages
+from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.tools import ToolOptions
 
 from .. import tools
@@ -46,9 +48,33 @@ class Desk:
 
 
 def forms(desk: Desk, _order: Mapping[str, Any]) -> Answer:
-    """The forms of the tools, and what was started for this data set, newest first."""
+    """The forms of the tools, what was started for this data set, newest first, and what is wrong with faces in images that were looked
+    at as they are cut now."""
     starts = desk.bench.recent(about=str(desk.room.root.absolute()))
-    return {"tools": [tools.form_of(tool) for tool in DATA_TOOLS.values()], "runs": [tools.row(each) for each in starts]}
+    known = {"tools": [tools.form_of(tool) for tool in DATA_TOOLS.values()], "runs": [tools.row(each) for each in starts]}
+    return {
+        **known,
+        "faces": _faces(desk.room, [each for each in starts if each.order.tool == FindFaces.name and each.state == "finished"]),
+    }
+
+
+def _faces(room: Room, looks: list[tools.Started]) -> dict[int, str]:
+    """What the newest look at each image has found; nothing of images that have changed since, or are cut in another way now."""
+    left = dict(zip(_cuts(room, list(range(len(room.paths)))).text.splitlines(), range(len(room.paths)), strict=True)) if looks else {}
+    found = {}
+    for look in looks:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            listed = (look.path / tools.IMAGE_LIST).read_text(encoding="utf-8").splitlines()
+            told = {row["file"]: str(row["why"]) for row in reversed(tools.report(look)["cut"])}
+            for line in listed:
+                index = left.get(line)
+                if index is None or room.paths[index].stat().st_mtime > look.order.started:
+                    continue
+                del left[line]
+                why = told.get(Path(json_of(line)["file_name"]).as_posix())
+                if why:
+                    found[index] = why
+    return found
 
 
 def start(desk: Desk, order: Mapping[str, Any]) -> Answer:

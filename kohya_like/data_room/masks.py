@@ -137,13 +137,22 @@ def _as_now(room: Room, index: int) -> ImageInfo:
     return replace(image, mask=str(place)) if place.is_file() else replace(image, mask="") if image.mask == str(place) else image
 
 
+def cells_of(weights: NDArray[np.float64], side: int) -> NDArray[np.float64]:
+    """The weight of each latent: the mean over the square of pixels that it stands for. Sides are multiples of the latent's."""
+    height, width = weights.shape
+    cells: NDArray[np.float64] = weights.reshape(height // side, side, width // side, side).mean(axis=(1, 3))
+    return cells
+
+
 def overlay(room: Room, index: int) -> dict[str, Any]:
-    """The weight in the loss as a picture to lay over the crop: tinted the more the less it counts. With its mean, lowest and highest.
+    """The weight in the loss of each latent as a picture to lay over the crop, a pixel for each: tinted the more the less it counts. With
+    its mean, lowest and highest, and how many pixels of the image a latent is wide.
 
     Raises OptionError.
     """
+    side = room.options.model.latent_side
     try:
-        weights = weights_of(room, index)
+        weights = cells_of(weights_of(room, index), side)
     except (BadImage, OSError) as err:
         raise OptionError(f"{room.view.plan.images[index].path}: {err}") from err
     highest = float(weights.max())
@@ -158,6 +167,7 @@ def overlay(room: Room, index: int) -> dict[str, Any]:
         "mean": float(weights.mean()),
         "lowest": float(weights.min()),
         "highest": highest,
+        "side": side,
         "isRead": _is_read(room, index),
     }
 

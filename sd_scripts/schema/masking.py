@@ -30,10 +30,11 @@ class MaskSection(Section):
     mask_model: Annotated[str, Show(basic=True, kind="folder", suggestions=(ALPHA,))]
     """What finds the object: alpha takes the images' own alpha channels; a folder or hub id of a transformers model for semantic, panoptic
     or instance segmentation (such as nvidia/segformer-b0-finetuned-ade-512-512 or facebook/mask2former-swin-tiny-coco-panoptic), which
-    needs mask_labels, or of SAM 2 or SAM 3 (such as facebook/sam2.1-hiera-tiny), which needs mask_points or mask_box."""
+    needs mask_labels, or of SAM 2 or SAM 3 (such as facebook/sam2.1-hiera-tiny), which needs mask_points or mask_box; SAM 3 (such as
+    facebook/sam3) also finds what mask_labels says in words."""
     mask_labels: Annotated[tuple[str, ...], Show(basic=True)] = ()
-    """What counts in the loss, by the names of the model's classes, such as person, dog. Empty takes all but the background, where the
-    model has a class of that name."""
+    """What counts in the loss, by the names of the model's classes, such as person, dog; for SAM 3 in words, such as a red hat. Empty takes
+    all but the background, where the model has a class of that name."""
     mask_points: Annotated[tuple[str, ...], Show(basic=True)] = ()
     """SAM: points on the object, as shares of width and height such as 0.5:0.4; with a minus, points to exclude, such as -0.1:0.9."""
     mask_box: Annotated[str | None, Show(basic=True)] = None
@@ -86,8 +87,8 @@ def _shares(text: str, count: int) -> tuple[float, ...]:
 
 
 class MaskImages(ToolOptions):
-    """Make loss masks: from alpha channels, with a segmentation model, or with SAM from points or a box. With a history, only where they
-    are missing or for all."""
+    """Make loss masks: from alpha channels, with a segmentation model, or with SAM from points, a box or words. With a history, only where
+    they are missing or for all."""
 
     name: ClassVar[str] = "mask"
     work: ClassVar[str] = "sd_scripts.library.tools.masking:mask"

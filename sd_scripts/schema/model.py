@@ -33,6 +33,8 @@ class ModelOptions(Section):
     title: ClassVar[str] = "Model"
     grid: ClassVar[int]
     """Image sides are multiples of this, in pixels."""
+    latent_side: ClassVar[int]
+    """A latent stands for a square of this side, in pixels; 1 where there may be no VAE."""
 
     pretrained_model_name_or_path: str | None = None
     """The model that training begins with; families that cannot make one need it."""
@@ -146,6 +148,7 @@ class UNetModelOptions(BaseModelOptions):
     """A base model with a UNet on a noise schedule, CLIP text encoders and a VAE."""
 
     grid: ClassVar[int] = 8
+    latent_side: ClassVar[int] = 8
 
     vae: Annotated[str | None, Show(kind="file")] = None
     """A VAE to use instead of the base model's: a .safetensors file, a diffusers folder or a hub id; None keeps the base's own."""

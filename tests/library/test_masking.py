@@ -15,7 +15,9 @@ from transformers import (
     AutoImageProcessor,
     AutoModelForSemanticSegmentation,
     AutoModelForUniversalSegmentation,
+    AutoTokenizer,
     Sam2Model,
+    Sam3Model,
     Sam3TrackerModel,
 )
 
@@ -97,9 +99,35 @@ def test_sam_is_asked_at_the_points_and_in_the_box_that_were_given(name: str, ta
     np.testing.assert_array_equal((told > 0)[clear], (whole > 0)[clear])
 
 
+def test_sam_3_finds_everything_that_the_words_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng()
+    folder = small_segmenters.build("sam3_words", tmp_path / "sam3", seed=int(rng.integers(2**31)))
+    model, tokenizer = Sam3Model.from_pretrained(folder, **HERE).eval(), AutoTokenizer.from_pretrained(folder, **HERE)
+    image = Image.fromarray(rng.integers(0, 256, (56, 56, 3), dtype=np.uint8))
+    pixels = ((torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255 - 0.5) / 0.5)[None]
+    asked = ("a red star", "circle")
+    scores, masks = [], []
+    for words in asked:
+        given = tokenizer(words, padding="max_length", max_length=32, return_tensors="pt")
+        with torch.no_grad():
+            told = model(pixel_values=pixels, input_ids=given["input_ids"], attention_mask=given["attention_mask"])
+        scores.append(told.pred_logits[0].sigmoid() * told.presence_logits[0].sigmoid())
+        masks.append(interpolate(told.pred_masks.sigmoid(), (56, 56), mode="bilinear", align_corners=False)[0])
+    # Random weights believe in nothing much: some of the things are to count, of one word or the other.
+    least = float(torch.cat(scores).sort().values[-4:-2].mean())
+    monkeypatch.setattr(models, "LEAST_SCORE", least)
+    shares = torch.cat([mask[score > least] for mask, score in zip(masks, scores, strict=True)]).numpy()
+    told_of = models.opened(folder, options_for(model=folder, mask_labels=asked)).mask(image)
+    clear = (np.abs(shares - 0.5) > 1e-5).all(0)
+    assert len(shares) and clear.any()
+    np.testing.assert_array_equal((told_of > 0)[clear], (shares > 0.5).any(0)[clear])
+
+
 @pytest.mark.parametrize(("name", "values", "says"), [
     ("segformer", {"mask_labels": ("dog",)}, r"no class 'dog'; its classes are background, person, car, automobile, sky"),
     ("sam2", {}, "give mask_points or mask_box"),
+    ("sam3_words", {}, "asks in words what counts"),
+    ("sam3_words", {"mask_labels": ("a hat",), "mask_box": "0:0:1:1"}, "is asked by words; leave mask_points and mask_box empty"),
 ])  # fmt: skip
 def test_a_model_that_is_not_told_what_to_find_says_what_it_needs(name: str, values: dict[str, Any], says: str, tmp_path: Path) -> None:
     folder = small_segmenters.build(name, tmp_path / name)

@@ -114,7 +114,11 @@ def test_a_mask_is_written_where_training_reads_it_and_weighs_as_training_weighs
         torch.testing.assert_close(means, trained, rtol=1e-4, atol=1e-5)
         told = masks.overlay(again, index)
         assert told["mean"] == pytest.approx(weights.mean()) and told["isRead"]
-        assert Image.open(io.BytesIO(base64.b64decode(told["picture"]))).size == weights.shape[::-1]
+        cells = np.array(Image.open(io.BytesIO(base64.b64decode(told["picture"]))).convert("RGBA"))[..., 3]
+        # The page shows what each latent weighs, in so many steps of its tint.
+        wanted = 170 * (1 - trained[0].numpy() / float(trained.max())) if trained.max() > 0 else np.full(size, 170.0)
+        assert told["side"] == 8 and cells.shape == size
+        np.testing.assert_allclose(cells, wanted, atol=0.6)
 
 
 def test_of_two_pages_one_writes_and_undo_brings_each_mask_back_to_the_byte(context: Context, folder: Path) -> None:

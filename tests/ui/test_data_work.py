@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +24,7 @@ from sd_scripts.families import TOOLS
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.toy import worlds
-from tests import small_captioners
+from tests import small_captioners, small_segmenters
 from tests.caption_server import Server, answer
 from tests.ui.standin_runs import SCRIPT, command, options, until
 
@@ -40,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def desk_of(context: Context, folder: Path, **values: str) -> jobs.Desk:
+def desk_of(context: Context, folder: Path, **values: str | bool) -> jobs.Desk:
     texts = {"pretrained_model_name_or_path": "toy", "train_data_dir": str(folder), "resolution": "64", "min_bucket_reso": "32", **values}
     kept = rooms.Rooms(context.output_dir)
     page = list(kept.open(TrainTab(context).options([{"run": "sdxl/network", "values": texts}])))[-1]
@@ -194,6 +196,30 @@ def test_a_model_waits_for_a_device_as_a_run_does_and_runs_wait_for_it(
     finally:
         for job in first.seen():
             first.stop(job, grace_seconds=0)
+
+
+def test_faces_that_are_cut_are_findings_of_the_images_as_they_are_cut_now(
+    context: Context, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    model = small_segmenters.build("yolos", tmp_path / "yolos", seed=2)
+    desk = desk_of(context, folder, resolution="32,128", enable_bucket=False)
+    # Random weights know no faces; here everything is one.
+    assert jobs.forms(desk, {})["faces"] == {}
+    asked = {
+        "tool": "faces",
+        "texts": {"face_model": str(model), "face_labels": "hat\nface\nhand", "face_threshold": "0", "device": "cpu"},
+        "indices": list(range(1, COUNT)),
+    }
+    started = ended(desk, jobs.start(desk, asked)["run"]["name"])
+    told = {row["file"]: row["why"] for row in tools.report(started)["cut"]}
+    names = [path.relative_to(folder).as_posix() for path in desk.room.paths]
+    found = jobs.forms(desk, {})["faces"]
+    assert told and {names[index] for index in found} == set(told) and set(found.values()) <= set(told.values())
+    (index, *others) = found
+    os.utime(desk.room.paths[index], (time.time() + 60,) * 2)
+    assert set(jobs.forms(desk, {})["faces"]) == set(others), "an image that has changed since"
+    assert jobs.forms(desk_of(context, folder), {})["faces"] == {}, "cut in another way"
 
 
 def test_an_image_that_training_reads_is_seen_as_training_sees_it(context: Context, tmp_path: Path) -> None:

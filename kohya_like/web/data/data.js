@@ -17,7 +17,7 @@ import { aboutTokens } from "./tokens.js";
 import { makeWork, openWork } from "./work.js";
 
 export async function data({ root }) {
-  const desk = { known: null, texts: [], sieve: null, marked: new Map() };
+  const desk = { known: null, texts: [], marked: new Map(), faces: new Map() };
   const status = make("p", { class: "kl-status", role: "status" });
   const wrong = make("div", { class: "kl-error", role: "alert", hidden: true });
   const bar = makeBar(t`Progress`);
@@ -72,7 +72,7 @@ export async function data({ root }) {
     const item = desk.known.items[index];
     const tokens = aboutTokens(desk.texts[index]);
     return [item.kind, desk.texts[index].trim() ? "" : t`no caption`, item.small ? "small" : "", item.enlarged ? "enlarged" : "",
-      desk.known.length && tokens > desk.known.length ? t`long caption` : "", desk.marked.get(index) || ""].filter(Boolean);
+      desk.known.length && tokens > desk.known.length ? t`long caption` : "", desk.faces.get(index) || "", desk.marked.get(index) || ""].filter(Boolean);
   }
   desk.findings = findings;
 
@@ -95,6 +95,7 @@ export async function data({ root }) {
     all: [t`All images`, () => true],
     bare: [t`Without a caption`, (index) => !desk.texts[index].trim()],
     found: [t`With something to look at`, (index) => findings(index).length > 0],
+    faces: [t`With a face cut off`, (index) => desk.faces.has(index)],
     unmasked: [t`Without a mask`, (index) => !desk.known.items[index].mask],
     cut: [t`Cut by more than a tenth`, (index) => desk.known.items[index].frame[2] * desk.known.items[index].frame[3] < 0.9],
   };
@@ -171,6 +172,7 @@ export async function data({ root }) {
     const has = Boolean(last.room);
     desk.known = has ? last : null;
     desk.marked = new Map();
+    desk.faces = new Map();
     desk.texts = has ? last.items.map((item) => item.caption) : [];
     for (const each of orders) each.disabled = !has || Boolean(each === looks.masks ? last.noMasks : each === looks.undo ? last.fixed && last.noMasks : last.fixed && ![looks.tags, looks.proposals, looks.faces].includes(each));
     panel.clear();

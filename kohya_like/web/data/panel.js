@@ -88,7 +88,8 @@ export function makePanel(desk, { changed, step, leaveOut, findMask }) {
     weight.src = `data:image/png;base64,${answer.picture}`;
     weight.hidden = false;
     const shown = (number) => number.toLocaleString(undefined, { maximumFractionDigits: 2 });
-    say(masked, answer.isRead ? t`Weight in the loss from ${shown(answer.lowest)} to ${shown(answer.highest)}, ${shown(answer.mean)} in the mean; tinted is what counts less.` : t`Masked loss is off on the Train tab, so all of the image counts.`);
+    const cells = answer.side > 1 ? t`Its squares are the latents, of ${answer.side} x ${answer.side} pixels, that training weighs.` : "";
+    say(masked, answer.isRead ? `${t`Weight in the loss from ${shown(answer.lowest)} to ${shown(answer.highest)}, ${shown(answer.mean)} in the mean; tinted is what counts less.`} ${cells}` : t`Masked loss is off on the Train tab, so all of the image counts.`);
   }
 
   async function openEditor() {

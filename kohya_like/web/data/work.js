@@ -13,6 +13,7 @@ import { openDialog } from "../picking/dialog.js";
 
 const DRAFT = "kl.data.work";
 const STATES = { queued: t`Waiting`, running: t`Running`, finished: t`Finished`, failed: t`Failed`, cancelled: t`Stopped`, died: t`Died` };
+const FACES = { "a face at the edge of the image": t`face at the edge`, "a face outside of the cut": t`face outside of the cut`, "a face that the cut goes through": t`face cut through` };
 const STARTED = ["queued", "running"];
 
 const keyField = (id) => {
@@ -79,6 +80,7 @@ export function makeWork(desk, after) {
     const answer = await ask(`/kl/tools/run/${encodeURIComponent(name)}?console=${offset}`);
     if (name !== run) return;
     offset = answer.console.offset;
+    const hasEnded = STARTED.includes(state) && answer.state === "finished";
     state = answer.state;
     const isOn = STARTED.includes(state);
     badge.dataset.state = state === "cancelled" ? "stopped" : state;
@@ -95,6 +97,13 @@ export function makeWork(desk, after) {
     log.update(answer.console);
     if (state === "failed" || state === "died") log.root.open = true;
     await renew();
+    if (hasEnded && answer.tool === "faces") takeFaces(await post("/kl/data/tool/forms", { room: desk.known.room }));
+  }
+
+  function takeFaces({ faces }) {
+    const had = desk.faces.size;
+    desk.faces = new Map(Object.entries(faces || {}).map(([index, why]) => [Number(index), FACES[why] || why]));
+    if (had || desk.faces.size) after({});
   }
 
   // Captions and masks that were written since, here or by whomever.
@@ -123,6 +132,7 @@ export function makeWork(desk, after) {
       const known = await post("/kl/data/tool/forms", { room: desk.known.room }).catch(() => null);
       if (!known || known.problems) return;
       labels = Object.fromEntries(known.tools.map(({ name, label }) => [name, translated(label)]));
+      takeFaces(known);
       const newest = known.runs[0];
       if (newest && newest.state !== "finished") show(newest);
       else if (newest?.name !== run) root.hidden = true;

@@ -21,6 +21,7 @@ class AnimaModelOptions(FewStepModelOptions, EncoderDevicesOptions):
     """The Anima base model: Base is made to be trained, Aesthetic and Turbo to draw with."""
 
     grid: ClassVar[int] = 16
+    latent_side: ClassVar[int] = 8
 
     vae: Annotated[str | None, Show(kind="file")] = None
     """The VAE (Qwen-Image's): a .safetensors file, a diffusers folder or a hub id; None takes the one that comes with the base model."""

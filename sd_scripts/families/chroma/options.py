@@ -21,6 +21,7 @@ class ChromaModelOptions(BaseModelOptions):
     """The Chroma1 base model: HD, Base or one made from them."""
 
     grid: ClassVar[int] = 16
+    latent_side: ClassVar[int] = 8
 
     ae: Annotated[str | None, Show(kind="file")] = None
     """The autoencoder (VAE, FLUX's): ae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""

@@ -16,6 +16,7 @@ class ClipT5ModelOptions(FewStepModelOptions):
     """A base model with a VAE, CLIP-L and T5-XXL."""
 
     grid: ClassVar[int] = 16
+    latent_side: ClassVar[int] = 8
 
     ae: Annotated[str | None, Show(kind="file")] = None
     """The autoencoder (VAE): ae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""

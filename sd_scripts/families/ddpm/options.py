@@ -33,6 +33,7 @@ class DdpmModelOptions(ModelOptions):
     """The model that is made: a U-Net with an encoder of captions of its own, in pixels or in the latents of a VAE."""
 
     grid: ClassVar[int] = 8
+    latent_side: ClassVar[int] = 1
     leading: ClassVar[tuple[str, ...]] = ("pretrained_model_name_or_path", "vae")
 
     pretrained_model_name_or_path: Annotated[str | None, Show(kind="file")] = None

@@ -22,6 +22,7 @@ class Flux3ModelOptions(BaseModelOptions):
     """The FLUX.3 Image Klein base model: text to image, and editing with reference images."""
 
     grid: ClassVar[int] = 16
+    latent_side: ClassVar[int] = 16
 
     vae: Annotated[str | None, Show(kind="file")] = None
     """The VAE (FLUX.2's): flux2-vae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""

@@ -21,6 +21,7 @@ class Krea2ModelOptions(FewStepModelOptions, EncoderDevicesOptions):
     """The Krea 2 base model: Raw is trained, and Turbo, distilled from it, draws with what was trained."""
 
     grid: ClassVar[int] = 16
+    latent_side: ClassVar[int] = 8
 
     vae: Annotated[str | None, Show(kind="file")] = None
     """The VAE (Qwen-Image's): a .safetensors file, a diffusers folder or a hub id; None takes the one that comes with the base model."""

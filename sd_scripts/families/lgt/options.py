@@ -50,6 +50,7 @@ class LgtModelOptions(ModelOptions):
     """The model that is made: a U-Net that is told a style, in the latents of a frozen VAE."""
 
     grid: ClassVar[int] = 8
+    latent_side: ClassVar[int] = 8
     leading: ClassVar[tuple[str, ...]] = ("pretrained_model_name_or_path", "vae")
 
     pretrained_model_name_or_path: Annotated[str | None, Show(kind="file")] = None

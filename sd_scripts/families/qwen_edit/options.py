@@ -31,6 +31,7 @@ class QwenImageModelOptions(BaseModelOptions, EncoderDevicesOptions):
     """The Qwen-Image base model: the text-to-image model, or one of the editing models."""
 
     grid: ClassVar[int] = 16
+    latent_side: ClassVar[int] = 8
 
     model_version: Literal["auto", "edit", "edit-2509", "edit-2511", "image"] = "auto"
     """Which Qwen-Image model it is: edit (one control image), edit-2509 and edit-2511 (one to three), or image (text to image). auto

@@ -22,6 +22,7 @@ class QwenImage21ModelOptions(FewStepModelOptions, EncoderDevicesOptions):
     """The Qwen-Image-2.1 base model: text to image, and editing with reference images."""
 
     grid: ClassVar[int] = 32
+    latent_side: ClassVar[int] = 16
 
     vae: Annotated[str | None, Show(kind="file")] = None
     """The VAE (Qwen-Image-2.1's, of 64 channels): a .safetensors file, a diffusers folder or a hub id; None takes the one that comes with

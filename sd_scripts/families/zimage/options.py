@@ -34,6 +34,7 @@ class ZImageModelOptions(FewStepModelOptions):
     """The Z-Image base model: Turbo, which draws in 8 steps without guidance, or the base model."""
 
     grid: ClassVar[int] = 16
+    latent_side: ClassVar[int] = 8
 
     vae: Annotated[str | None, Show(kind="file")] = None
     """The VAE (FLUX's): ae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""

@@ -1,5 +1,5 @@
-"""Models of transformers that make masks: those that give each pixel a class, and SAM 2 and 3, which find the object at a point or in a
-box. Weights come from safetensors; no code of a model's own is ever run."""
+"""Models of transformers that make masks: those that give each pixel a class, SAM 2 and 3, which find the object at a point or in a box,
+and SAM 3 again, which finds everything that words name. Weights come from safetensors; no code of a model's own is ever run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch.nn.functional import interpolate
-from transformers import AutoConfig, AutoImageProcessor
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, Sam3Model
 from transformers.image_processing_base import ImageProcessingMixin
 from transformers.models.auto import modeling_auto as known
 
@@ -26,6 +26,12 @@ from .segmenter import Segmenter
 CLASSES = (known.AutoModelForSemanticSegmentation, known.AutoModelForUniversalSegmentation, known.AutoModelForInstanceSegmentation)
 SAM = ("sam2", "sam2_video", "sam3_tracker", "sam3_video", "edgetam", "edgetam_video")
 """Types of models that see the image as one square, and points in it as shares of that."""
+WORDS = ("sam3", "sam3_video")
+"""Types of models that are asked by words; the second one by points and boxes too."""
+LEAST_SCORE = 0.5
+"""From this probability on a thing is what the words say."""
+_WORDS_LENGTH = 32
+"""Tokens of the words, as the model was trained."""
 _BACKGROUND = ("background", "__background__", "bg")
 _SHOWN = 12
 
@@ -37,6 +43,8 @@ def opened(folder: Path, options: MaskSection) -> Segmenter:
     except (OSError, ValueError, KeyError) as err:
         raise _problem(f"{folder.name} has no config.json that transformers knows ({_first_line(err)})") from err
     device = torch.device("cuda" if options.device == "auto" and torch.cuda.is_available() else "cpu")
+    if config.model_type in WORDS and (options.mask_labels or config.model_type not in SAM):
+        return Worded(folder, options, device)
     if config.model_type in SAM:
         return Sam(folder, options, device)
     for each in CLASSES:
@@ -94,6 +102,63 @@ def _wanted(model: str, names: dict[int, str], asked: Sequence[str]) -> list[int
     return sorted({number for name in asked for number in by_name[name.strip().casefold()]})
 
 
+class Square:
+    """How a model sees an image: as one square, whatever its shape."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        self._device = device
+        try:
+            given, _ = ImageProcessingMixin.get_image_processor_dict(folder, local_files_only=True)
+            size = given["size"]
+            self.side = (int(size["height"]), int(size["width"]))
+            self._mean, self._std = (torch.tensor(given[name], dtype=torch.float32)[:, None, None] for name in ("image_mean", "image_std"))
+        except (OSError, ValueError, KeyError, TypeError) as err:
+            wanted = "preprocessor_config.json with size, image_mean and image_std"
+            raise _problem(f"{folder.name} has no {wanted} ({_first_line(err)})") from err
+
+    def pixels(self, image: Image.Image) -> torch.Tensor:
+        """An RGB image as the model takes it (1, 3, H, W)."""
+        rgb = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float()
+        square = interpolate(rgb, self.side, mode="bilinear", antialias=True).round().clamp(0, 255)[0] / 255
+        return ((square - self._mean) / self._std)[None].to(self._device)
+
+
+class Worded:
+    """SAM 3: everything that some words name."""
+
+    def __init__(self, folder: Path, options: MaskSection, device: torch.device) -> None:
+        self.about = folder.name
+        if options.points or options.box is not None:
+            raise _problem(f"{folder.name} is asked by words; leave mask_points and mask_box empty, or mask_labels", "mask_labels")
+        if not options.mask_labels:
+            raise _problem(f"{folder.name} asks in words what counts, such as a red hat", "mask_labels")
+        self._model = loaded(Sam3Model, "mask_model", folder, torch.float32).to(device)
+        self._square = Square(folder, device)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, **HERE)
+        except (OSError, ValueError, KeyError, ImportError) as err:
+            raise _problem(f"the tokenizer of {folder.name} cannot be loaded: {_first_line(err)}") from err
+        told = tokenizer(list(options.mask_labels), padding="max_length", max_length=_WORDS_LENGTH, truncation=True, return_tensors="pt")
+        self._words = [
+            {"input_ids": ids[None].to(device), "attention_mask": mask[None].to(device)}
+            for ids, mask in zip(told["input_ids"], told["attention_mask"], strict=True)
+        ]
+
+    @torch.inference_mode()
+    def mask(self, image: Image.Image) -> Pixels:
+        # The image is looked at once, whatever is asked of it.
+        seen = self._model.get_vision_features(self._square.pixels(image))
+        found = torch.zeros((image.height, image.width), dtype=torch.bool, device=seen.last_hidden_state.device)
+        for words in self._words:
+            told = self._model(vision_embeds=seen, **words)
+            scores = told.pred_logits[0].sigmoid() * told.presence_logits[0].sigmoid()
+            shares = told.pred_masks[0, scores > LEAST_SCORE].float().sigmoid()  # of the things (N, h, w)
+            if len(shares):
+                whole = interpolate(shares[None], (image.height, image.width), mode="bilinear", align_corners=False)[0]
+                found |= (whole > 0.5).any(0)
+        return _as_pixels(found)
+
+
 class Sam:
     """SAM 2 or 3: the object at some points, or in a box."""
 
@@ -103,21 +168,12 @@ class Sam:
         if not self._points and self._box is None:
             raise _problem(f"{folder.name} asks where the object is: give mask_points or mask_box", "mask_points")
         self._model = loaded(known.AutoModelForMaskGeneration, "mask_model", folder, torch.float32).to(device)
-        try:
-            given, _ = ImageProcessingMixin.get_image_processor_dict(folder, local_files_only=True)
-            size = given["size"]
-            self._side = (int(size["height"]), int(size["width"]))
-            self._mean, self._std = (torch.tensor(given[name], dtype=torch.float32)[:, None, None] for name in ("image_mean", "image_std"))
-        except (OSError, ValueError, KeyError, TypeError) as err:
-            wanted = "preprocessor_config.json with size, image_mean and image_std"
-            raise _problem(f"{folder.name} has no {wanted} ({_first_line(err)})") from err
+        self._square = Square(folder, device)
 
     @torch.inference_mode()
     def mask(self, image: Image.Image) -> Pixels:
-        height, width = self._side
-        rgb = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float()
-        square = interpolate(rgb, (height, width), mode="bilinear", antialias=True).round().clamp(0, 255)[0] / 255
-        asked: dict[str, Any] = {"pixel_values": ((square - self._mean) / self._std)[None].to(self._device)}
+        height, width = self._square.side
+        asked: dict[str, Any] = {"pixel_values": self._square.pixels(image)}
         # Shapes: one image, one object, its points or its box.
         if self._points:
             asked["input_points"] = torch.tensor([[[[x * width, y * height] for x, y, _ in self._points]]], device=self._device)

@@ -85,6 +85,8 @@ def test_images_become_latents_and_latents_images(family, parts):
     latents = family.encode_images(parts, pixels)
     assert latents.dtype == torch.float32 and latents.isfinite().all() and latents.shape[0] == 2 and not latents.requires_grad
     assert torch.equal(latents, family.encode_images(parts, pixels))
+    side = model_options(family.name).latent_side
+    assert side == 1 or latents.shape[-2:] == (pixels.shape[-2] // side, pixels.shape[-1] // side)
     decoded = family.decode(parts, latents)
     assert decoded.shape == pixels.shape and decoded.dtype == torch.float32 and decoded.abs().max() <= 1
     assert_close(family.encode_images(parts, pixels[1:]), latents[1:], atol=1e-4, rtol=1e-4)
