@@ -19,6 +19,7 @@ from sd_scripts.library.core.protocols import Condition, Parts
 from sd_scripts.library.loading.common import BASE, Config, FamilySpec, check_kind, read_json
 from sd_scripts.library.loading.source import find
 from sd_scripts.library.loading.weights import empty, leave_out
+from sd_scripts.runs.importing import building
 from sd_scripts.runs.model_headers import Header
 from sd_scripts.schema.model import BaseModelOptions
 
@@ -43,9 +44,7 @@ def published(
     networks: dict[str, nn.Module] = {}
     for name, part in spec.parts.items():
         config = {**read_json(spec.configs / part.folder / "config.json", BASE), **(changes or {}).get(name, {})}
-        # A copy takes a third of the time, and a forecast takes several.
-        built = _built(part.make, json.dumps(config))
-        networks[name] = copied(built, [built])
+        networks[name] = _network(part.make, json.dumps(config))
     parts = replace(
         like,
         backbone=networks["backbone"],
@@ -58,9 +57,26 @@ def published(
     return parts, spec.label
 
 
+_ASKED: set[tuple[Callable[[Config], nn.Module], str]] = set()
+"""What networks were made of. Most forecasts ask for each once; one that asks again gets copies, which take a third of the time."""
+
+
+def _network(make: Callable[[Config], nn.Module], config: str) -> nn.Module:
+    """A network of this configuration, as JSON, on the meta device, which the caller may change."""
+    with building():
+        if (make, config) not in _ASKED:
+            _ASKED.add((make, config))
+            return _built(make, config)
+        kept = _kept(make, config)
+        return copied(kept, [kept])
+
+
 @cache
+def _kept(make: Callable[[Config], nn.Module], config: str) -> nn.Module:
+    return _built(make, config)
+
+
 def _built(make: Callable[[Config], nn.Module], config: str) -> nn.Module:
-    """The network of this configuration, as JSON, on the meta device; what is given out are copies."""
     network = empty(lambda: make(json.loads(config)))
     leave_out(network)
     return network

@@ -25,6 +25,7 @@ from sd_scripts.library.train.environment import DTYPES
 from sd_scripts.library.train.optim import STATE_BYTES, make_optimizer
 from sd_scripts.library.train.stepping import trained_dtype
 from sd_scripts.library.train.trained import trained_encoders
+from sd_scripts.runs.importing import building
 from sd_scripts.schema.runs import RunOptions
 
 from .accounting import META, AsOnDevice, Ledger, backward, bytes_of, optimizer_bytes, rounded
@@ -166,16 +167,17 @@ class Scales:
 
         options: without swapping, quantisation, offloaded activations and compilation.
         """
-        parts = self._copied(options)
-        if options.method == "network":
-            targets = self.family.adapter_targets(parts, options.adapter.wants_convolutions)
-            # Else each matrix of the adapter would be filled with zeros on the CPU first.
-            with META, Unfilled():
-                network: Any = attach(parts, options.adapter, targets, options.training.seed)
-        else:
-            network = train_whole(parts, options.whole, self.family, trained_dtype(options.memory))
-        arrange(parts, options, META)
-        network.train()
+        with building():
+            parts = self._copied(options)
+            if options.method == "network":
+                targets = self.family.adapter_targets(parts, options.adapter.wants_convolutions)
+                # Else each matrix of the adapter would be filled with zeros on the CPU first.
+                with META, Unfilled():
+                    network: Any = attach(parts, options.adapter, targets, options.training.seed)
+            else:
+                network = train_whole(parts, options.whole, self.family, trained_dtype(options.memory))
+            arrange(parts, options, META)
+            network.train()
         weights: list[nn.Parameter] = [weight for weight in network.named_parameters().values() if weight.requires_grad]
         groups = network.parameter_groups(options.network, options.optimizer.learning_rate)
         state, in_step, known = _optimizer(options, groups, weights)
