@@ -307,6 +307,11 @@ def test_what_was_chosen_last_stays_when_the_answer_to_an_earlier_choice_comes_l
     expect(page.locator("#kl-inf-about")).to_contain_text("SDXL")
     assert page.locator("#kl-inf-sampler").is_visible()
     page.unroute(earlier)
+    # What is typed as the base has its licence beside what is drawn with.
+    expect(page.locator("#kl-inf-licence")).to_be_hidden()
+    page.locator("summary").get_by_text("Base model", exact=True).click()
+    page.locator("#kl-inf-pretrained_model_name_or_path").fill("stabilityai/sdxl-turbo")
+    expect(page.locator("#kl-inf-licence")).to_contain_text("Licence: Stability's for SDXL Turbo")
 
 
 def test_an_address_of_the_former_tab_leads_to_this_one(place: Any, visit: Callable[..., Any]) -> None:

@@ -193,6 +193,23 @@ export function inference({ root }) {
 
   // ---- the form
 
+  // The licence of the base model, whoever has named it.
+  const licence = (() => {
+    const text = make("p", { class: "kl-note", id: "kl-inf-licence", hidden: true });
+    let timer = 0;
+    async function look() {
+      const name = fields.get(BASE).read().trim();
+      const answer = await ask(`/kl/predict/base?family=${encodeURIComponent(known.choice.family)}&name=${encodeURIComponent(name)}`).catch(() => ({ licence: "" }));
+      if (name !== fields.get(BASE).read().trim()) return;
+      say(text, translated(answer.licence));
+      text.hidden = !answer.licence;
+    }
+    return { root: text, look, soon: () => {
+      clearTimeout(timer);
+      timer = setTimeout(look, 300);
+    } };
+  })();
+
   const source = sourceChoice();
   const images = makeSlots({ root, draft, keep, known: () => known, status, address });
   const loras = loraRows();
@@ -238,7 +255,7 @@ export function inference({ root }) {
       ...(known.choice.draws ? [fold(t`Base model`, grid(known.model))] : [grid(known.model)]), ...folds, comparing.root, beside, make("div", { class: "kl-row kl-inf-go" }, status, go, side, cancel, free));
     if (known.choice.edits) images.draw();
     loras.draw();
-    if (known.choice.draws) licence.look();
+    if (known.choice.draws && fields.has(BASE)) licence.look();
   }
 
   function drawField(spec) {
@@ -246,7 +263,7 @@ export function inference({ root }) {
     const change = () => {
       draft.texts[spec.name] = field.read();
       if (spec.name.endsWith("_device")) warn();
-      if (spec.name === BASE) licence.soon();
+      if (spec.name === BASE && known.choice.draws) licence.soon();
       if (forecast) forecast.changed();
       if (spec.name === "seed" && field.read().trim()) lock(true);
       keep();
@@ -263,23 +280,6 @@ export function inference({ root }) {
     fields.set(spec.name, field);
     return field.root;
   }
-
-  // The licence of the base model, whoever has named it.
-  const licence = (() => {
-    const text = make("p", { class: "kl-note", id: "kl-inf-licence", hidden: true });
-    let timer = 0;
-    async function look() {
-      const name = fields.get(BASE).read().trim();
-      const answer = await ask(`/kl/predict/base?family=${encodeURIComponent(known.choice.family)}&name=${encodeURIComponent(name)}`).catch(() => ({ licence: "" }));
-      if (name !== fields.get(BASE).read().trim()) return;
-      say(text, translated(answer.licence));
-      text.hidden = !answer.licence;
-    }
-    return { root: text, look, soon: () => {
-      clearTimeout(timer);
-      timer = setTimeout(look, 300);
-    } };
-  })();
 
   const seedLock = (() => {
     const box = make("input", { type: "checkbox", id: "kl-inf-lock" });
