@@ -78,6 +78,11 @@ export class Pick {
     const send = (event) => {
       event.preventDefault();
       const given = Object.fromEntries(new FormData(event.target));
+      if (![...Object.values(given), ...Object.values(rating)].some((text) => text.trim())) {
+        this.note = t`Name a model first, for the prompt or for the likeness.`;
+        this.drawn();
+        return;
+      }
       this.order("", () => post(`${this.place}/rate`, given), () => this.open(this.place));
     };
     return html`<details class="kl-tool-more"><summary>${t`Rate the images by models`}</summary><form class="kl-pick-raters" onSubmit=${send}>
