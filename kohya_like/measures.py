@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +77,16 @@ class AsAsked:
 
 
 @dataclass(frozen=True)
+class Said:
+    """What models that somebody named say of an image; None where none was asked, or it could not tell. See ratings.py."""
+
+    prompt: float | None
+    likeness: float | None
+    face: float | None
+    has_face: bool = True
+
+
+@dataclass(frozen=True)
 class Rated:
     """What models that somebody named say of the images of a column; see ratings.py."""
 
@@ -84,13 +94,22 @@ class Rated:
     """How well they show their prompts."""
     likeness: Mean | None
     """How like training images they are."""
+    face: Mean | None
+    """How like those of training images their faces are."""
+    faceless: int
+    """Images in which no face was found."""
 
 
-def rated(said: Sequence[tuple[float | None, float | None]]) -> Rated | None:
+def rated(said: Sequence[Said]) -> Rated | None:
     """Of what is said of each image; None where nothing is."""
-    prompt, likeness = ([value for value in values if value is not None] for values in zip(*said, strict=True)) if said else ([], [])
-    found = Rated(mean_of(prompt) if prompt else None, mean_of(likeness) if likeness else None)
-    return found if found != Rated(None, None) else None
+
+    def mean(values: Iterable[float | None]) -> Mean | None:
+        there = [value for value in values if value is not None]
+        return mean_of(there) if there else None
+
+    prompt, likeness, face = mean(one.prompt for one in said), mean(one.likeness for one in said), mean(one.face for one in said)
+    found = Rated(prompt, likeness, face, sum(not one.has_face for one in said))
+    return found if found != Rated(None, None, None, 0) else None
 
 
 def as_asked(prompts: Sequence[str], paths: Sequence[Path]) -> AsAsked | None:

@@ -142,7 +142,9 @@ class Picks:
         except OptionError as err:
             work.problems.append(f"The models that rate images were of no help: {err}")
             return
-        work.rated += [measures.rated([said[str(path)] for path in column if str(path) in said]) for column in cells]
+        if said.faceless_trained:
+            work.problems.append(f"No face was found in {said.faceless_trained} of {said.trained} training images.")
+        work.rated += [measures.rated([said.images[str(path)] for path in column if str(path) in said.images]) for column in cells]
 
     def rate(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Takes other models from now on, and measures anew. Raises KeyError, OptionError."""

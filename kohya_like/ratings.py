@@ -1,4 +1,5 @@
-"""What models that somebody names say of drawn images: how well they show their prompts, and how like training images they are.
+"""What models that somebody names say of drawn images: how well they show their prompts, and how like training images they and their
+faces are.
 
 A tool's process looks at the images; what it said is kept beside the grids, by all that it depends on.
 """
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sd_scripts.runs.command import SCRIPTS, cpu_threads
@@ -23,16 +24,24 @@ from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.rating import RateImages
 
 from . import files, processes
-from .measures import Say
+from .measures import Said, Say
 
 FOLDER = ".ratings"
 MODELS = "models.json"
-NAMES = ("clip_model", "image_model")
+FACES = ("face_model", "face_likeness_model")
+NAMES = ("clip_model", "image_model", *FACES)
 MOST_TRAINING_IMAGES = 200
 """Training images that drawn ones are compared with, spread over all: their mean is told, which does not become another with more."""
 
-Told = Mapping[str, tuple[float | None, float | None]]
-"""Of each image by its path, how well it shows its prompt and how like the training images it is."""
+
+@dataclass(frozen=True)
+class Told:
+    """What the models say of each image by its path."""
+
+    images: Mapping[str, Said] = field(default_factory=dict)
+    faceless_trained: int = 0
+    """Training images in which no face was found, of those that were looked at."""
+    trained: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,8 +73,11 @@ class Ratings:
             except OptionError as err:
                 problems += [Problem(name, f"{name}: {one.message}") for one in err.problems]
                 continue
-            if not (path / "config.json").is_file():
+            is_network = name == FACES[1] and ((path.suffix.lower() == ".onnx" and path.is_file()) or any(path.glob("*.onnx")))
+            if not (path / "config.json").is_file() and not is_network:
                 problems.append(Problem(name, f"{name}: {text} has no config.json; give the folder of a transformers model, or a hub id"))
+        if bool(chosen[FACES[0]]) != bool(chosen[FACES[1]]):
+            problems.append(Problem(FACES[0], "faces need two models: one finds them, the other compares them; name both, or neither"))
         if problems:
             raise OptionError(problems)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -75,20 +87,25 @@ class Ratings:
         """What the models say of images with their prompts. Nothing where no model was named. Raises OptionError."""
         models = self.models()
         if not trained:
-            models["image_model"] = ""
+            models |= dict.fromkeys(NAMES[1:], "")
         if not any(models.values()) or not drawn:
-            return {}
+            return Told()
         every = max(1, -(-len(trained) // MOST_TRAINING_IMAGES))
-        chosen = list(trained)[::every] if models["image_model"] else []
+        chosen = list(trained)[::every] if any(models[name] for name in NAMES[1:]) else []
         asked = [models, [[str(path), prompt] for path, prompt in drawn], [[str(path), _modified(path)] for path in chosen]]
         kept = self.folder / f"{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]}.json"
         if not kept.is_file():
             say("The models look at the images")
             self._rate(models, drawn, chosen, kept)
         try:
-            rows = json_of(kept.read_bytes())["images"]
-            return {row["file_name"]: (row["prompt"], row["likeness"]) for row in rows}
-        except (OSError, ValueError, KeyError, TypeError) as err:
+            told = json_of(kept.read_bytes())
+            faceless = set(told.get("faceless", ()))
+            images = {
+                row["file_name"]: Said(row["prompt"], row["likeness"], row["face"], row["file_name"] not in faceless)
+                for row in told["images"]
+            }
+            return Told(images, len(told.get("faceless_trained", ())), len(chosen))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
             kept.unlink(missing_ok=True)
             raise OptionError("what the models said is damaged; ask them again") from err
 

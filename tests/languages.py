@@ -39,6 +39,7 @@ SPOKEN = [
     *("sd_scripts/schema/output.py", "sd_scripts/schema/anchored_flow.py", "sd_scripts/schema/generate.py"),
     *(f"sd_scripts/dataset/{name}.py" for name in ("buckets", "cache_files", "findings", "images", "pairs", "plan", "scan", "contents")),
     *("sd_scripts/dataset/masks.py", "sd_scripts/dataset/mask_files.py"),
+    *(f"sd_scripts/library/memory/forecast/{name}.py" for name in ("values", "estimate", "drawing", "fitting", "drawing_answers")),
     *("sd_scripts/runs/early_checks.py", "sd_scripts/runs/schedules.py", "sd_scripts/runs/resume.py"),
     *("sd_scripts/runs/trash.py", "sd_scripts/families/bases.py"),
 ]

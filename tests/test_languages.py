@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 
@@ -27,6 +28,21 @@ def test_every_language_of_the_switch_has_a_catalogue_and_enough_of_it_is_transl
         missing = sorted(keys(template()) - translated - {""})
         share = 1 - len(missing) / len(keys(template()))
         assert share >= ENOUGH, f"{language}: {share:.1%} is translated; run python -m tests.languages and translate: {missing}"
+
+
+@every
+def test_what_a_plan_costs_and_a_forecast_notes_is_translated(language):
+    folder = languages.ROOT / "sd_scripts" / "library" / "memory" / "forecast"
+    trees = [ast.walk(ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))) for name in ("fitting", "drawing_answers")]
+    yielded = [node.value.elts[1] for tree in trees for node in tree if isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple)]
+    costs = {cost.value for cost in yielded if isinstance(cost, ast.Constant)}
+    notes = {
+        "Drawing needs {1} GiB of host RAM.",
+        "The VAE computes on {1}, which is not counted on the card.",
+        "This machine has {1} GiB.",
+    }
+    known = {message.id for message in catalogue(language) if is_translated(message)}
+    assert len(costs) > 12 and costs | notes <= known
 
 
 @every

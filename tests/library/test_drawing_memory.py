@@ -19,7 +19,8 @@ from sd_scripts.library.adapters.files import export
 from sd_scripts.library.core.blocks import blocks_of
 from sd_scripts.library.memory.forecast.accounting import bytes_of
 from sd_scripts.library.memory.forecast.drawing import DrawingForecaster
-from sd_scripts.library.memory.forecast.drawing_answers import plan_for, verdict, with_values
+from sd_scripts.library.memory.forecast.drawing_answers import plan_for, verdict_on_cpu
+from sd_scripts.library.memory.forecast.fitting import with_values
 from sd_scripts.library.memory.forecast.values import GIB, PROCESS, Forecast
 from sd_scripts.library.memory.swapping import BlockSwap
 from sd_scripts.library.render.predict import Predictor, Request
@@ -149,7 +150,7 @@ def test_each_memory_option_spares_what_it_is_for(forecaster: DrawingForecaster)
     assert [one.name for one in apart.phases] == ["drawing"] and "text encoders" not in apart.phases[0].parts
     assert sum("is not counted on the card" in note for note in apart.notes) == 2
     on_cpu = forecaster(options_of("flux", transformer_device="cpu"))
-    assert on_cpu.host > PROCESS and "of host RAM: it fits." in verdict(on_cpu, None, True)
+    assert on_cpu.host > PROCESS and "of host RAM: it fits." in verdict_on_cpu(on_cpu, None)
 
 
 def test_larger_images_take_more_and_a_list_counts_its_largest(forecaster: DrawingForecaster) -> None:

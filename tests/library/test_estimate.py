@@ -188,8 +188,8 @@ def test_host_ram_of_swapped_blocks_is_told(sd: Forecaster) -> None:
     # In bf16; trained ones in float32, four times over with AdamW.
     assert size == pytest.approx(2 * sum(weight.numel() for block in blocks.values() for weight in block.parameters()) / GIB, rel=0.001)
     assert home.at_home / GIB == pytest.approx(8 * size, rel=0.05)
-    assert f"of host RAM, of which swapped blocks {size:.1f} GiB" in frozen.notes[0]
-    assert "swapped" not in sd(options_of("sd")).notes[0] and f"needs {frozen.host / GIB:.1f} GiB of host RAM" in frozen.notes[0]
+    assert frozen.notes[:2] == (f"The run needs {frozen.host / GIB:.1f} GiB of host RAM.", f"Swapped blocks take {size:.1f} GiB of it.")
+    assert not any("wapped" in note for note in sd(options_of("sd")).notes)
 
 
 def test_vae_and_text_encoders_are_not_on_the_card_together_while_both_are_cached(sd: Forecaster) -> None:
@@ -222,7 +222,7 @@ def test_a_table_of_the_modulation_spares_a_third_of_the_weights_and_is_pulled_w
     assert one.parts["base model"] - two.parts["base model"] == pytest.approx(spared, rel=1e-3)
     # They are in host RAM then, beside what they give at 1001 times.
     assert two.tables == pytest.approx(spared + 2 * 18432 * 1001 * 2, rel=1e-3)
-    assert f"of which the modulation and its tables up to {two.tables / GIB:.1f} GiB" in tables.notes[0]
+    assert f"The modulation and its tables take up to {two.tables / GIB:.1f} GiB of it." in tables.notes
     pulled = list(fitting._tables(options_of("qwen_edit"), plain, qwen, 0))
     assert [values for values, _ in pulled] == [{"modulation_table": True}]
     assert not list(fitting._tables(options_of("sd"), plain, qwen, 0))
@@ -252,8 +252,8 @@ def test_an_optimizer_whose_state_is_guessed_is_named(optimizer: str, known: boo
     found = Forecaster(families.family("sd"), Questions((Bucket((64, 64)),), "a star"), (64, 64))(options)
     training = found.of("training")
     assert training is not None and ("optimizer" in training.parts) is not known
-    said = f"{optimizer} cannot be measured without numbers, and its state is counted as AdamW's"
-    assert found.notes[1:] == ("previews are not counted: sample_prompts is empty", *(() if known else (said,)))
+    said = f"{optimizer} cannot be measured without numbers, and its state is counted as AdamW's."
+    assert found.notes[1:] == ("Previews are not counted: sample_prompts is empty.", *(() if known else (said,)))
 
 
 def test_accumulation_keeps_gradients_while_the_next_batch_computes(sd: Forecaster) -> None:

@@ -21,6 +21,7 @@ from kohya_like import comparison_routes, pick_routes
 from kohya_like.comparisons import content_hash
 from kohya_like.measures import AsAsked, HeldOut, Mean, Nearness, as_asked, losses_of, mean_of, student
 from kohya_like.picks import Candidate, choose, chosen, proposal
+from kohya_like.ratings import NAMES
 from kohya_like.votes import Vote, ranking
 from sd_scripts.dataset import triage
 from sd_scripts.families import RUNS
@@ -31,7 +32,8 @@ from sd_scripts.runs.trash import Trash
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.toy import worlds
-from tests.small_raters import clip, dino
+from tests import small_segmenters
+from tests.small_raters import arcface, clip, dino
 from tests.ui.standin_runs import until
 from tests.ui.test_comparisons import ADA, Place, asked
 
@@ -196,7 +198,7 @@ def test_numbers_pick_and_the_end_of_the_others_by_their_routes(place: Place, ru
 
         until(lambda: numbers()["ready"], seconds=60)
         told = numbers()
-        assert told["rating"] == {"clip_model": "", "image_model": ""} and all(column["rated"] is None for column in told["columns"])
+        assert told["rating"] == dict.fromkeys(NAMES, "") and all(column["rated"] is None for column in told["columns"])
         assert [column["label"] for column in told["columns"]] == ["base", "star-10", "star-20"] and told["problems"] == []
         assert [column["held_out"] and column["held_out"]["mean"]["value"] for column in told["columns"]] == [
             None,
@@ -231,6 +233,8 @@ def test_numbers_pick_and_the_end_of_the_others_by_their_routes(place: Place, ru
 def test_models_that_somebody_names_rate_the_images_and_are_kept(place: Place, run: RunDirectory, tmp_path: Path) -> None:
     files = [str(run.path / f"star-{step}.safetensors") for step in (10, 20)]
     raters = {"clip_model": str(clip(tmp_path / "clip")), "image_model": str(dino(tmp_path / "dino"))}
+    raters["face_model"] = str(small_segmenters.build("yolos", tmp_path / "yolos"))
+    raters["face_likeness_model"] = str(arcface(tmp_path / "w600k.onnx", np.eye(3, dtype=np.float32)))
     known = pick_routes.Picks(place.compared, place.supervisor, place.root, (tmp_path,))
     with TestClient(Starlette(routes=[*pick_routes.routes(known), *comparison_routes.routes(place.compared)])) as client:
         name = place.compared.start({**asked(files, prompts="a star\na circle", seeds="3"), "strengths": "1"}, ADA)
@@ -243,11 +247,14 @@ def test_models_that_somebody_names_rate_the_images_and_are_kept(place: Place, r
 
         wrong = rated({"clip_model": str(tmp_path), "image_model": "/etc"})["problems"]
         assert "has no config.json" in wrong[0]["message"] and "image_model: " in wrong[1]["message"]
+        assert "faces need two models" in rated({"face_model": raters["face_model"]})["problems"][0]["message"]
         told = rated(raters)
-        assert told["problems"] == [] and told["rating"] == raters
+        # The small detector is sure of no face.
+        assert told["problems"] == ["No face was found in 2 of 2 training images."] and told["rating"] == raters
         for column in told["columns"]:
             assert column["rated"]["prompt"]["count"] == 2 and -1 <= column["rated"]["prompt"]["value"] <= 1
             assert column["rated"]["likeness"]["count"] == 2 and -1 <= column["rated"]["likeness"]["value"] <= 1
+            assert column["rated"]["face"] is None and column["rated"]["faceless"] == 2
         kept = [path for path in (place.compared.folder / ".ratings").iterdir() if path.name != "models.json"]
         assert len(kept) == 1 and [grid["name"] for grid in client.get("/kl/compare").json()["comparisons"]] == [name]
         written = kept[0].stat().st_mtime_ns

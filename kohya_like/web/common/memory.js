@@ -101,7 +101,7 @@ export function makeMemory(root, { prefix, address, gpus, order, use, mayCompute
     body.append(make("p", { class: `kl-memory-verdict ${fits ? "kl-memory-fits" : "kl-memory-fails"}`, text: verdict }),
       make("div", { class: "kl-memory-bars" }, ...forecast.phases.flatMap((phase) => bar(phase, scale))), legend(forecast.phases));
     const more = forecast.published ? [t`Measured on the published structure of ${forecast.published}: the model is not on this disk, or does not describe itself.`] : [];
-    more.push(...forecast.notes.map(sentence));
+    more.push(...forecast.notes.map(translated));
     more.push(found.on_cpu ? t`The line is the host RAM of this machine. The bars are tensors; Python and its libraries take ${gib(forecast.host - forecast.bytes)} GiB besides.`
       : t`The line is the card. The bars are tensors; CUDA and gaps between tensors take ${gib(forecast.on_card - forecast.bytes)} GiB besides.`);
     body.append(...more.map((text) => make("p", { class: "kl-note", text })));
@@ -109,15 +109,13 @@ export function makeMemory(root, { prefix, address, gpus, order, use, mayCompute
     else if (!fits && !found.on_cpu) body.append(make("div", { class: "kl-row" }, make("button", { type: "button", class: "kl-button kl-strong", id: `${prefix}-fit`, text: t`Make it fit`, onclick: () => estimate(card()) })));
   }
 
-  const sentence = (note) => translated(`${note[0].toUpperCase()}${note.slice(1)}.`);
-
   function drawPlan(plan) {
     if (!plan.changes.length) {
       if (!plan.fits) body.append(make("p", { class: "kl-note", text: nothing }));
       return;
     }
     const result = `${plan.fits ? t`With these settings it fits` : t`These settings help, but are not enough`}: ${gib(plan.forecast.on_card)} GiB.`;
-    const notes = plan.forecast.notes.map((note) => make("li", { text: sentence(note) }));
+    const notes = plan.forecast.notes.map((note) => make("li", { text: translated(note) }));
     const costs = plan.steps.map((step) => make("li", { text: `${Object.keys(step.options).join(", ")}: ${gib(step.before)} → ${gib(step.after)} GiB; ${translated(step.cost)}` }));
     const rows = plan.changes.map((change) => make("tr", {}, make("th", { scope: "row", text: translated(change.label) }), make("td", { text: change.before }), make("td", { text: change.after })));
     const taken = () => {

@@ -71,10 +71,14 @@ export class Pick {
     return this.answer.columns.some(({ rated }) => rated);
   }
 
+  isFaced() {
+    return this.answer.columns.some(({ rated }) => rated && (rated.face || rated.faceless));
+  }
+
   // Models that the reader has, which look at the images.
   raters() {
     const { rating, ready } = this.answer;
-    const about = { clip_model: t`Prompt: CLIP or SigLIP, a folder or hub id`, image_model: t`Likeness: DINO, CLIP or SigLIP, a folder or hub id` };
+    const about = { clip_model: t`Prompt: CLIP or SigLIP, a folder or hub id`, image_model: t`Likeness: DINO, CLIP or SigLIP, a folder or hub id`, face_model: t`Faces: what finds them (DETR, YOLOS), a folder or hub id`, face_likeness_model: t`Faces: what compares them, a file in ONNX (ArcFace), a folder or hub id` };
     const send = (event) => {
       event.preventDefault();
       const given = Object.fromEntries(new FormData(event.target));
@@ -88,7 +92,7 @@ export class Pick {
     return html`<details class="kl-tool-more"><summary>${t`Rate the images by models`}</summary><form class="kl-pick-raters" onSubmit=${send}>
       ${Object.entries(about).map(([name, text]) => html`<label>${text}<input type="text" name=${name} id=${`kl-pick-${name}`} defaultValue=${rating[name]} autocomplete="off" spellcheck="false" /></label>`)}
       <button type="submit" class="kl-button" disabled=${!ready}>${t`Rate`}</button></form>
-      <p class="kl-note">${t`They look on the CPU, once for each image; what they say is kept. Prompt: the cosine of an image and its prompt. Likeness: the mean of the cosines with up to 200 training images. Both are shown alone; the proposal does not use them.`}</p></details>`;
+      <p class="kl-note">${t`They look on the CPU, once for each image; what they say is kept. Prompt: the cosine of an image and its prompt. Likeness: the mean of the cosines with up to 200 training images. Faces: the same of the largest face of each image; where none is found is counted. They are shown alone; the proposal does not use them.`}</p></details>`;
   }
 
   row(column, place) {
@@ -100,6 +104,7 @@ export class Pick {
       ${held ? held.bands.map((band) => html`<td>${mean(band)}</td>`) : [0, 1, 2, 3].map(() => html`<td>–</td>`)}
       <td>${near ? figure(near.distance, 3) : "–"}</td><td>${near ? t`${near.copies} of ${near.count}` : "–"}</td>
       ${this.isRated() && html`<td>${mean(rated && rated.prompt)}</td><td>${mean(rated && rated.likeness)}</td>`}
+      ${this.isFaced() && html`<td>${mean(rated && rated.face)}</td><td>${rated ? rated.faceless : "–"}</td>`}
       ${this.isToy() && html`<td>${asked ? t`${asked.right} of ${asked.count}` : "–"}</td>`}</tr>`;
   }
 
@@ -126,8 +131,8 @@ export class Pick {
     return html`<section class="kl-pick" aria-label=${t`Numbers and pick`}><p role="status">${status}</p>${note}
       ${problems.map((text) => html`<p class="kl-note">${translated(text)}</p>`)}
       <div class="kl-pick-scroll" role="region" tabindex="0" aria-label=${t`Numbers by checkpoint`}><table class="kl-table"><thead>
-        <tr><th rowspan="2" scope="col">${t`Column`}</th><th rowspan="2"></th><th colspan="5" scope="colgroup">${t`Held-out loss, all and by noise level`}</th><th colspan="2" scope="colgroup">${t`Training images`}</th>${this.isRated() && html`<th colspan="2" scope="colgroup">${t`By models`}</th>`}${this.isToy() && html`<th rowspan="2" scope="col">${t`As asked`}</th>`}</tr>
-        <tr><th scope="col">${t`all`}</th><th scope="col">0–¼</th><th scope="col">¼–½</th><th scope="col">½–¾</th><th scope="col">¾–1</th><th scope="col">${t`distance`}</th><th scope="col">${t`near copies`}</th>${this.isRated() && html`<th scope="col">${t`prompt`}</th><th scope="col">${t`likeness`}</th>`}</tr></thead>
+        <tr><th rowspan="2" scope="col">${t`Column`}</th><th rowspan="2"></th><th colspan="5" scope="colgroup">${t`Held-out loss, all and by noise level`}</th><th colspan="2" scope="colgroup">${t`Training images`}</th>${this.isRated() && html`<th colspan=${this.isFaced() ? 4 : 2} scope="colgroup">${t`By models`}</th>`}${this.isToy() && html`<th rowspan="2" scope="col">${t`As asked`}</th>`}</tr>
+        <tr><th scope="col">${t`all`}</th><th scope="col">0–¼</th><th scope="col">¼–½</th><th scope="col">½–¾</th><th scope="col">¾–1</th><th scope="col">${t`distance`}</th><th scope="col">${t`near copies`}</th>${this.isRated() && html`<th scope="col">${t`prompt`}</th><th scope="col">${t`likeness`}</th>`}${this.isFaced() && html`<th scope="col">${t`face`}</th><th scope="col">${t`no face`}</th>`}</tr></thead>
         <tbody>${columns.map((column, place) => this.row(column, place))}</tbody></table></div>
       <p class="kl-note">${t`Losses with their 95 % interval, on the same noise for every checkpoint. Distance: 1 minus the correlation with the nearest training image, small and grey; the middle one of the column.`}
         ${" "}${this.isToy() && t`As asked: images that show what their prompt names, by the reader of the toy world; the proposal does not use it.`}</p>

@@ -38,7 +38,7 @@ class Tagger:
         self._tags = _tags_of(folder / TAGS, options)
         self._limits = {GENERAL: options.general_threshold, CHARACTER: options.character_threshold}
         self._undesired = {tag.strip().replace(" ", "_") for tag in options.undesired_tags}
-        self._session = _session_of(folder / TAGGER, options.device)
+        self._session = session_of("caption_model", folder / TAGGER, options.device)
         (given,) = self._session.get_inputs()
         self._input, self._side = given.name, given.shape[1]
         if not isinstance(self._side, int) or given.shape[-1] != 3:
@@ -89,14 +89,15 @@ def _spelled(name: str, without_lines: bool) -> str:
     return name.replace("_", " ") if without_lines and len(name) > _LONGEST_FACE else name
 
 
-def _session_of(file: Path, device: str) -> Any:
+def session_of(option: str, file: Path, device: str) -> Any:
+    """A network in ONNX. Raises OptionError."""
     try:
         import onnxruntime
     except ImportError as err:
-        raise OptionError(Problem("caption_model", "caption_model: a tagger needs onnxruntime; `pip install onnxruntime` gets it")) from err
+        raise OptionError(Problem(option, f"{option}: {file.name} needs onnxruntime; `pip install onnxruntime` gets it")) from err
     wanted = [] if device == "cpu" else ["CUDAExecutionProvider"]
     providers = [name for name in (*wanted, "CPUExecutionProvider") if name in onnxruntime.get_available_providers()]
     try:
         return onnxruntime.InferenceSession(str(file), providers=providers)
     except Exception as err:  # its errors have no common class
-        raise OptionError(Problem("caption_model", f"caption_model: {file} cannot be loaded ({type(err).__name__})")) from err
+        raise OptionError(Problem(option, f"{option}: {file} cannot be loaded ({type(err).__name__})")) from err

@@ -19,6 +19,7 @@ from sd_scripts.library.captioning.vision_models import HERE, loaded
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.faces import FaceSection
 from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.rating import RatingSection
 
 from .report import Report
 
@@ -111,7 +112,7 @@ def _frame(given: Any) -> Box:
 class Detector:
     """A model that finds things, of which some classes are faces."""
 
-    def __init__(self, folder: Path, options: FaceSection) -> None:
+    def __init__(self, folder: Path, options: FaceSection | RatingSection) -> None:
         self._threshold = options.face_threshold
         self._device = torch.device("cuda" if options.device == "auto" and torch.cuda.is_available() else "cpu")
         try:

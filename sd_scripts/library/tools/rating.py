@@ -1,6 +1,8 @@
-"""How well images show their prompts, by CLIP or SigLIP, and how like training images they are, by a model that looks at images.
+"""How well images show their prompts, by CLIP or SigLIP, and how like training images they and their faces are, by models that look at
+images.
 
-Both are cosines of what a model makes of two things (Radford et al. 2021; DINO's of all pairs as in DreamBooth, Ruiz et al. 2023).
+All are cosines of what a model makes of two things (Radford et al. 2021; DINO's of all pairs as in DreamBooth, Ruiz et al. 2023; of faces
+as ArcFace, Deng et al. 2019).
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -19,12 +22,17 @@ from transformers import AutoImageProcessor, AutoModel, AutoProcessor
 from sd_scripts.dataset import images
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.captioning.captioner import folder_of
+from sd_scripts.library.captioning.tagger import session_of
 from sd_scripts.library.captioning.vision_models import HERE, loaded
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.rating import RatingSection
 
+from .faces import Box, Detector
 from .report import Report
+
+FACE_SIDE = 112
+"""Of what ArcFace's networks see, where a file does not say."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +46,11 @@ class ListedImage:
 def rate(options: RatingSection) -> Report:
     """Rates the images. Raises OptionError."""
     drawn = listed("image_list", options.image_list)
+    trained = listed("train_list", options.train_list) if options.train_list is not None else []
     device = torch.device("cuda" if options.device == "auto" and torch.cuda.is_available() else "cpu")
     by_prompt: list[float | None] = [None] * len(drawn)
     by_likeness: list[float | None] = [None] * len(drawn)
+    by_face: list[float | None] = [None] * len(drawn)
     if options.clip_model is not None:
         reader = PromptReader("clip_model", options.clip_model, device)
         by_prompt = [
@@ -48,21 +58,37 @@ def rate(options: RatingSection) -> Report:
             for one in Bar(drawn, desc="prompts", unit="image", delay=1)
         ]
     if options.image_model is not None:
-        assert options.train_list is not None
-        viewer = ImageViewer("image_model", options.image_model, device)
-        trained = viewer.all_of([one.path for one in listed("train_list", options.train_list)], "training images")
-        by_likeness = (viewer.all_of([one.path for one in drawn], "images") @ trained.T).mean(1).tolist()
+        by_likeness = _likenesses(ImageViewer("image_model", options.image_model, device), drawn, trained)
+    faces: dict[str, Any] = {}
+    lines = []
+    if options.face_likeness_model is not None:
+        viewer = FaceViewer(options, device)
+        by_face = _likenesses(viewer, drawn, trained)
+        faces = {"faceless": sorted({str(one.path) for one in drawn} & viewer.faceless)}
+        faces["faceless_trained"] = sorted({str(one.path) for one in trained} & viewer.faceless)
+        lines = [
+            f"no face was found in {len(faces[name])} of {len(of)} {what}"
+            for name, of, what in (("faceless", drawn, "images"), ("faceless_trained", trained, "training images"))
+        ]
     told = [
-        {"file_name": str(one.path), "prompt": shown, "likeness": like}
-        for one, shown, like in zip(drawn, by_prompt, by_likeness, strict=True)
+        {"file_name": str(one.path), "prompt": shown, "likeness": like, "face": face}
+        for one, shown, like, face in zip(drawn, by_prompt, by_likeness, by_face, strict=True)
     ]
-    lines = [f"{what}: {_mean(values)} over {len(drawn)} images" for what, values in (("prompt", by_prompt), ("likeness", by_likeness))]
-    return Report([line for line in lines if "None" not in line], {"images": told})
+    kinds = (("prompt", by_prompt), ("likeness", by_likeness), ("face", by_face))
+    means = [(what, [value for value in values if value is not None]) for what, values in kinds]
+    lines = [f"{what}: {sum(there) / len(there):.4f} over {len(there)} images" for what, there in means if there] + lines
+    return Report(lines, {"images": told, **faces})
 
 
-def _mean(values: Sequence[float | None]) -> str:
-    there = [value for value in values if value is not None]
-    return f"{sum(there) / len(there):.4f}" if there else "None"
+def _likenesses(viewer: Viewer, drawn: Sequence[ListedImage], trained: Sequence[ListedImage]) -> list[float | None]:
+    """The mean cosine of each image with the training images; None where the viewer sees nothing."""
+
+    def seen(listed: Sequence[ListedImage], what: str) -> list[Tensor | None]:
+        return [viewer.vector(one.path) for one in Bar(listed, desc=what, unit="image", delay=1)]
+
+    known = [one for one in seen(trained, "training images") if one is not None]
+    of_drawn = seen(drawn, "images")
+    return [None if one is None or not known else float((torch.stack(known) @ one).mean()) for one in of_drawn]
 
 
 def listed(option: str, file: str) -> list[ListedImage]:
@@ -113,8 +139,15 @@ class PromptReader:
         return float(torch.nn.functional.cosine_similarity(made.image_embeds.float(), made.text_embeds.float())[0])
 
 
+class Viewer(Protocol):
+    """Looks at images."""
+
+    def vector(self, path: Path) -> Tensor | None:
+        """What it makes of an image, a unit vector (D,); None where it sees nothing in it. Raises OptionError."""
+
+
 class ImageViewer:
-    """A model that looks at images."""
+    """A model of transformers that looks at images."""
 
     def __init__(self, option: str, model: str, device: torch.device) -> None:
         """Raises OptionError."""
@@ -125,12 +158,12 @@ class ImageViewer:
         if not hasattr(self._model, "get_image_features") and "pixel_values" not in inspect.signature(self._model.forward).parameters:
             raise OptionError(Problem(option, f"{option}: {folder.name} ({self._model.config.model_type}) looks at no images"))
 
-    def all_of(self, paths: Sequence[Path], what: str) -> Tensor:
-        """Unit vectors (N, D) of images."""
-        return torch.stack([self._one(opened(path)) for path in Bar(paths, desc=what, unit="image", delay=1)])
+    def vector(self, path: Path) -> Tensor:
+        return self.of(opened(path))
 
     @torch.inference_mode()
-    def _one(self, image: Image.Image) -> Tensor:
+    def of(self, image: Image.Image) -> Tensor:
+        """A unit vector (D,)."""
         given = self._processor(images=[image], return_tensors="pt").to(self._device)
         if hasattr(self._model, "get_image_features"):
             made = self._model.get_image_features(**given)
@@ -140,6 +173,67 @@ class ImageViewer:
             pooled = getattr(made, "pooler_output", None)
             made = made.last_hidden_state[:, 0] if pooled is None else pooled
         return torch.nn.functional.normalize(made[0].float().flatten(), dim=0).cpu()
+
+
+class FaceNetwork:
+    """A network in ONNX that looks at faces: RGB from -1 to 1."""
+
+    def __init__(self, option: str, file: Path, device: torch.device) -> None:
+        """Raises OptionError."""
+        self._session = session_of(option, file, device.type)
+        given = self._session.get_inputs()
+        shape = given[0].shape
+        if len(given) != 1 or len(shape) != 4 or shape[1] != 3:
+            raise OptionError(Problem(option, f"{option}: {file.name} takes {[one.shape for one in given]}, not one image of 3 channels"))
+        self._input, self._side = given[0].name, shape[2] if isinstance(shape[2], int) else FACE_SIDE
+
+    def of(self, face: Image.Image) -> Tensor:
+        """A unit vector (D,)."""
+        resized = np.asarray(face.resize((self._side, self._side), Image.Resampling.BICUBIC), np.float32)
+        made = self._session.run(None, {self._input: (resized / 127.5 - 1).transpose(2, 0, 1)[None]})[0]
+        return torch.nn.functional.normalize(torch.from_numpy(np.array(made, np.float32)).flatten(), dim=0)
+
+
+class FaceViewer:
+    """A detector and a model that looks at the largest face that it finds."""
+
+    def __init__(self, options: RatingSection, device: torch.device) -> None:
+        """Raises OptionError."""
+        assert options.face_model is not None and options.face_likeness_model is not None
+        self._detector = Detector(folder_of("face_model", options.face_model), options)
+        self._viewer = _face_likeness("face_likeness_model", options.face_likeness_model, device)
+        self.faceless: set[str] = set()
+        """Images in which no face was found."""
+
+    def vector(self, path: Path) -> Tensor | None:
+        image = opened(path)
+        boxes = self._detector.boxes(image)
+        if not boxes:
+            self.faceless.add(str(path))
+            return None
+        return self._viewer.of(cut(image, max(boxes, key=lambda box: (box[2] - box[0]) * (box[3] - box[1]))))
+
+
+def cut(image: Image.Image, box: Box) -> Image.Image:
+    """The square around a box with a tenth more on each side; black where the image ends."""
+    left, top, right, bottom = (share * side for share, side in zip(box, image.size * 2, strict=True))
+    half = 0.6 * max(right - left, bottom - top, 1)
+    x, y = (left + right) / 2, (top + bottom) / 2
+    return image.crop((round(x - half), round(y - half), round(x + half), round(y + half)))
+
+
+def _face_likeness(option: str, model: str, device: torch.device) -> FaceNetwork | ImageViewer:
+    file = Path(model).expanduser()
+    if not file.is_file():
+        folder = folder_of(option, model)
+        files = sorted(folder.glob("*.onnx"))
+        if not files or any(folder.glob("*.safetensors")):
+            return ImageViewer(option, model, device)
+        if len(files) > 1:
+            names = ", ".join(file.name for file in files)
+            raise OptionError(Problem(option, f"{option}: {folder.name} has several ONNX files ({names}); give the path of one"))
+        (file,) = files
+    return FaceNetwork(option, file, device)
 
 
 def _of(kind: Any, option: str, folder: Path) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -78,17 +79,10 @@ class Estimate:
         processes: int = 1,
     ) -> None:
         """sources: sizes of what evaluations transfer. processes: of the run on this machine."""
-        self._options, self._plan, self._as_json, self._family = options, plan, as_json, family
+        self._options, self._as_json, self._family, self._plan = options, as_json, family, plan
         made = None if families.maker_of(family) is None else self._made
         asked = questions_of(options, plan, prompts, [Bucket(size) for size in sources])
-        self.forecaster = Forecaster(family, asked, options.dataset.resolution, self._say, made, processes)
-
-    def _say(self, what: str) -> None:
-        if self._as_json:
-            sys.stdout.write(json.dumps({"measuring": what}) + "\n")
-            sys.stdout.flush()
-        else:
-            log.info("measuring %s", what)
+        self.forecaster = Forecaster(family, asked, options.dataset.resolution, partial(say, as_json), made, processes)
 
     def _made(self, options: RunOptions, dtypes: dict[str, torch.dtype]) -> Parts:
         """The structure of a model that the run makes, or goes on from."""
@@ -108,17 +102,33 @@ class Estimate:
 
     def answer(self, card_gib: float | None) -> str:
         """The answer for people, or its last line for programs. card_gib: of the card that the run is to fit on; None asks for no plan."""
-        if card_gib is not None:
-            plan = plan_for(int(card_gib * GIB), self._options, self.forecaster)
-            before = self.forecaster(self._options)
-            if self._as_json:
-                return json.dumps({"forecast": before.as_json(), "plan": plan_as_json(plan)})
-            return "\n".join([table(before, _about(self._options)), "", *plan_lines(plan)])
-        forecast = self.forecaster(self._options)
-        here = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
-        if self._as_json:
-            return json.dumps({"forecast": forecast.as_json(), "here": here, "verdict": verdict(forecast, here)})
-        return "\n".join([table(forecast, _about(self._options)), "", verdict(forecast, here)])
+        plan = None if card_gib is None else plan_for(int(card_gib * GIB), self._options, self.forecaster)
+        return said(self.forecaster(self._options), plan, _about(self._options), self._as_json, verdict)
+
+
+def say(as_json: bool, what: str) -> None:
+    """Tells what is being measured: people, or programs."""
+    if as_json:
+        sys.stdout.write(json.dumps({"measuring": what}) + "\n")
+        sys.stdout.flush()
+    else:
+        log.info("measuring %s", what)
+
+
+def said(
+    forecast: Forecast,
+    plan: FitPlan[Any] | None,
+    heading: str,
+    as_json: bool,
+    judged: Callable[[Forecast, int | None], str],
+    **more: Any,
+) -> str:
+    """The whole answer for people, or its last line for programs, to which more belongs. judged gets the bytes of the card that is here."""
+    here = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+    if as_json:
+        end = {"here": here, "verdict": judged(forecast, here)} if plan is None else {"plan": plan_as_json(plan)}
+        return json.dumps({"forecast": forecast.as_json(), **end, **more})
+    return "\n".join([table(forecast, heading), "", *([judged(forecast, here)] if plan is None else plan_lines(plan))])
 
 
 class ForecastComparison:
@@ -184,28 +194,23 @@ def table(forecast: Forecast, heading: str) -> str:
         )
     about += [f"{phase.name}: {phase.about}" for phase in forecast.phases]
     body = [line(row) for row in rows]
-    return "\n".join([*about, "", line(head), rule, *body[:-2], rule, *body[-2:], *(f"Note: {note}." for note in forecast.notes)])
+    return "\n".join([*about, "", line(head), rule, *body[:-2], rule, *body[-2:], *(f"Note: {note}" for note in forecast.notes)])
 
 
-def verdict(forecast: Forecast, card: int | None) -> str:
-    """One sentence: whether the run fits on a card of so many bytes, or which card it needs."""
+def verdict(forecast: Forecast, card: int | None, what: str = "The run") -> str:
+    """One sentence: whether it fits on a card of so many bytes, or which card it needs."""
     need, phase = forecast.on_card, forecast.worst.name
-    if not _draws(forecast):
+    if forecast.of("training") is not None and forecast.of("previews") is None:
         phase += ", without previews"
     if card is not None:
         fits = "it fits" if forecast.fits(card) else f"{_reason(forecast, card)}; --fit {card / GIB:.0f}GB makes a plan"
-        return f"The run needs {need / GIB:.1f} GiB of this GPU's {card / GIB:.1f} GiB, most of all in {phase}: {fits}."
+        return f"{what} needs {need / GIB:.1f} GiB of this GPU's {card / GIB:.1f} GiB, most of all in {phase}: {fits}."
     enough = next((size for size in CARDS if need <= size * GIB), None)
     card_text = f"a card of {enough} GB is enough" if enough is not None else f"more than the {CARDS[-1]} GB of the largest usual card"
     smaller = max((size for size in CARDS if size * GIB < need), default=None)
     advice = "" if smaller is None else f"; --fit {smaller}GB makes a plan for a smaller one"
     little = "" if forecast.host <= forecast.host_there else ", but this machine has too little host RAM"
-    return f"The run needs {need / GIB:.1f} GiB, most of all in {phase}: {card_text}{little}{advice}."
-
-
-def _draws(forecast: Forecast) -> bool:
-    """Whether previews are among what is counted."""
-    return forecast.of("previews") is not None
+    return f"{what} needs {need / GIB:.1f} GiB, most of all in {phase}: {card_text}{little}{advice}."
 
 
 def _reason(forecast: Forecast, card: int) -> str:
@@ -233,7 +238,7 @@ def plan_lines(plan: FitPlan[Any]) -> list[str]:
         lines.append(
             f"With all of it {need:.1f} GiB of {card:.1f} GiB are still needed{most}, and {host}: {_reason(plan.forecast, plan.card)}."
         )
-    lines += [f"Note: {note}." for note in plan.forecast.notes]
+    lines += [f"Note: {note}" for note in plan.forecast.notes]
     flags = shown([one for name, value in plan.changes.items() for one in _flag(name, value)])
     toml = [f"  {name} = {_text(value)}" for name, value in plan.changes.items()]
     return [*lines, "", "As flags:", f"  {flags}", "In the TOML file:", *toml]

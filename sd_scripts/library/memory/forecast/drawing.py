@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 import torch
@@ -31,7 +30,7 @@ from sd_scripts.schema.predict import PredictOptions
 from .accounting import bytes_of
 from .estimate import Swapped, encoder_bytes, named, packed_blocks
 from .structure import EVERYTHING, Structure, settle, structure_of
-from .values import GIB, PROCESS, WORKSPACE, Forecast, Phase, Questions, Size, phase
+from .values import GIB, PROCESS, WORKSPACE, Forecast, Phase, Questions, Size, about_host, phase
 from .weighing import Scales, weight_of
 
 ON_A_GPU = torch.device("cuda", 0)
@@ -251,13 +250,14 @@ def _adapters(options: PredictOptions, dtype: torch.dtype) -> int:
 
 
 def _notes(options: PredictOptions, devices: Devices, card: torch.device, network: WeighedNetwork, host: int) -> tuple[str, ...]:
-    swapped = f", of which swapped blocks {network.at_home / GIB:.1f} GiB" if network.at_home else ""
-    there = psutil.virtual_memory().total
-    little = f"; this machine has {there / GIB:.1f} GiB" if host > there else ""
-    found = [f"drawing needs {host / GIB:.1f} GiB of host RAM{swapped}{little}"]
-    names: Mapping[str, Any] = {"the transformer": devices.transformer, "the VAE": devices.vae, "the text encoder": devices.text_encoder}
-    found += [f"{name} computes on {device}, which is not counted on the card" for name, device in names.items() if device != card]
-    return tuple(found)
+    found = [f"Drawing needs {host / GIB:.1f} GiB of host RAM.", *about_host(host, psutil.virtual_memory().total, network.at_home)]
+    one, vae, text = devices.transformer, devices.vae, devices.text_encoder
+    elsewhere = {
+        f"The transformer computes on {one}, which is not counted on the card.": one,
+        f"The VAE computes on {vae}, which is not counted on the card.": vae,
+        f"The text encoder computes on {text}, which is not counted on the card.": text,
+    }
+    return (*found, *(sentence for sentence, device in elsewhere.items() if device != card))
 
 
 def _area(size: Size) -> int:

@@ -27,7 +27,7 @@ from sd_scripts.schema.runs import RunOptions
 
 from .accounting import rounded
 from .structure import has_training_adapter, structure_of
-from .values import GIB, PROCESS, WORKSPACE, Bucket, Forecast, Phase, Questions, phase
+from .values import GIB, PROCESS, WORKSPACE, Bucket, Forecast, Phase, Questions, about_host, phase
 from .weighing import BlockWeight, Scales, Training
 
 _BYTES = {"qint8": 1.0, "qfloat8": 1.0, "fp8": 1.0, "nf4": 0.5625}
@@ -62,10 +62,12 @@ class Forecaster:
         training = self._training(options)
         phases = [self._caching(options), training, self._previews(options)]
         host = self._host(options, training)
-        notes = [_about_host(training, host), *self._notes(options)]
+        there = psutil.virtual_memory().total
+        needed = f"The run needs {host / GIB:.1f} GiB of host RAM."
+        notes = [needed, *about_host(host, there, training.at_home, training.tables), *self._notes(options)]
         if not training.optimizer_known:
-            notes.append(f"{options.optimizer.optimizer_type} cannot be measured without numbers, and its state is counted as AdamW's")
-        return Forecast(tuple(one for one in phases if one is not None), self.published, tuple(notes), host, psutil.virtual_memory().total)
+            notes.append(f"{options.optimizer.optimizer_type} cannot be measured without numbers, and its state is counted as AdamW's.")
+        return Forecast(tuple(one for one in phases if one is not None), self.published, tuple(notes), host, there)
 
     def _host(self, options: RunOptions, training: Phase) -> int:
         """Host RAM of all processes: all networks are read there, and what is swapped, cached or encoded beforehand waits there."""
@@ -79,17 +81,17 @@ class Forecaster:
     def _notes(self, options: RunOptions) -> list[str]:
         found = []
         if self._processes > 1:
-            found.append(f"each of {self._processes} processes has this on a card of its own")
+            found.append(f"Each of {self._processes} processes has this on a card of its own.")
         elif options.distributed.distributed_strategy == "fsdp2":
-            found.append("fsdp2 shards the network over several processes, and there is one; set num_gpus")
+            found.append("fsdp2 shards the network over several processes, and there is one; set num_gpus.")
         if not self._questions.previews and self._questions.evaluation is None:
-            found.append("previews are not counted: sample_prompts is empty")
+            found.append("Previews are not counted: sample_prompts is empty.")
         if getattr(options.model, "training_adapter", None) is not None and not has_training_adapter(options.model):
-            found.append("the training adapter is not on this disk and not counted")
+            found.append("The training adapter is not on this disk and not counted.")
         if options.compile.compile:
-            found.append("compiled code may take a little more or less than this")
+            found.append("Compiled code may take a little more or less than this.")
         if options.optimizer.optimizer_type == "PagedAdamW8bit":
-            found.append("the optimizer's state is paged and counted as host RAM")
+            found.append("The optimizer's state is paged and counted as host RAM.")
         return found
 
     # Measured.
@@ -285,16 +287,6 @@ class Forecaster:
         factor = math.sqrt(now[0] * now[1] / (then[0] * then[1]))
         width, height = (max(64, round(side * factor / 64) * 64) for side in size)
         return width, height
-
-
-def _about_host(training: Phase, host: int) -> str:
-    """What a run needs of host RAM, and what of it swapped blocks and tables take."""
-    # The modulation's layers may be held in fewer bits there, too.
-    taken = {"swapped blocks": training.at_home, "the modulation and its tables up to": training.tables}
-    parts = " and ".join(f"{what} {size / GIB:.1f} GiB" for what, size in taken.items() if size)
-    there = psutil.virtual_memory().total
-    little = f"; this machine has {there / GIB:.1f} GiB" if host > there else ""
-    return f"the run needs {host / GIB:.1f} GiB of host RAM" + (f", of which {parts}" if parts else "") + little
 
 
 def dtypes_key(options: RunOptions) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -17,8 +17,11 @@ from sd_scripts.schema.runs import RunOptions
 from .values import GIB, Forecast
 
 O = TypeVar("O", bound=Options)
-Predict = Callable[[RunOptions], Forecast]
+Predict = Callable[[O], Forecast]
 Values = Mapping[str, Any]
+Tried = Iterator[tuple[dict[str, Any], str]]
+"""Values, and what they cost."""
+Change = Callable[[O, Forecast, Predict[O], int], Tried]
 
 WORTH_IT = GIB // 20
 """A change that spares less than this is not made, unless it makes the run fit."""
@@ -63,16 +66,19 @@ class FitPlan(Generic[O]):
         return found
 
 
-def plan_for(card: int, options: RunOptions, predict: Predict) -> FitPlan[RunOptions]:
+def plan_for(card: int, options: RunOptions, predict: Predict[RunOptions]) -> FitPlan[RunOptions]:
     """The plan for a card of so many bytes; without steps where the run fits as it is. It may not fit with every change made."""
-    asked, forecast = options, predict(options)
+    return plan_of(card, options, predict, _CHANGES, _SPARE_HOST_RAM)
+
+
+def plan_of(card: int, asked: O, predict: Predict[O], changes: Sequence[Change[O]], spare_host_ram: Collection[Change[O]]) -> FitPlan[O]:
+    """The plan of these changes, tried in their order. spare_host_ram: those that are tried where the card has room enough."""
+    options, forecast = asked, predict(asked)
     steps: list[Step] = []
-    for change in _CHANGES:
-        if forecast.fits(card):
-            break
-        if forecast.on_card <= card and change not in _SPARE_HOST_RAM:
+    for change in changes:
+        if forecast.on_card <= card and change not in spare_host_ram:
             continue
-        for values, cost in change(options, forecast, predict, card):
+        for values, cost in () if forecast.fits(card) else change(options, forecast, predict, card):
             changed = with_values(options, values)
             if changed is None:
                 continue
@@ -83,8 +89,7 @@ def plan_for(card: int, options: RunOptions, predict: Predict) -> FitPlan[RunOpt
             options, forecast = changed, found
             if forecast.fits(card):
                 break
-    plan = FitPlan(card, options, forecast, tuple(steps))
-    plan = _pruned(plan, asked, predict)
+    plan = _pruned(FitPlan(card, options, forecast, tuple(steps)), asked, predict)
     return _told_again(_relaxed(plan, predict) if plan.fits else plan, asked, predict)
 
 
@@ -99,7 +104,7 @@ def _helps(before: Forecast, after: Forecast, card: int) -> bool:
     return before.on_card - after.on_card > WORTH_IT or trains_in_less
 
 
-def _pruned(plan: FitPlan[RunOptions], asked: RunOptions, predict: Predict) -> FitPlan[RunOptions]:
+def _pruned(plan: FitPlan[O], asked: O, predict: Predict[O]) -> FitPlan[O]:
     """The plan without changes that later ones have made needless, those that cost most left out first; of a plan that does not fit,
     without those that spare nothing of what is too little."""
     for needless in reversed(plan.steps[:-1] if plan.fits else plan.steps):
@@ -120,18 +125,19 @@ def _helps_in_all(before: Forecast, after: Forecast, card: int) -> bool:
     return host or (before.on_card > card and before.on_card > after.on_card)
 
 
-def _relaxed(plan: FitPlan[RunOptions], predict: Predict) -> FitPlan[RunOptions]:
+def _relaxed(plan: FitPlan[O], predict: Predict[O]) -> FitPlan[O]:
     """The same plan with as few swapped blocks as the changes that came later allow."""
-    if not any("blocks_to_swap" in step.options for step in plan.steps):
+    most = plan.changes.get("blocks_to_swap")
+    if most is None:
         return plan
-    fewest = _fewest(plan.options, predict, plan.card, plan.options.memory.blocks_to_swap)
-    options = with_values(plan.options, {"blocks_to_swap": fewest})
+    values = {"blocks_to_swap": fewest_blocks(plan.options, predict, 0, most, lambda found: found.on_card <= plan.card)}
+    options = with_values(plan.options, values)
     assert options is not None
-    steps = tuple(replace(step, options={"blocks_to_swap": fewest}) if "blocks_to_swap" in step.options else step for step in plan.steps)
+    steps = tuple(replace(step, options=values) if "blocks_to_swap" in step.options else step for step in plan.steps)
     return FitPlan(plan.card, options, predict(options), steps)
 
 
-def _told_again(plan: FitPlan[RunOptions], asked: RunOptions, predict: Predict) -> FitPlan[RunOptions]:
+def _told_again(plan: FitPlan[O], asked: O, predict: Predict[O]) -> FitPlan[O]:
     """The same plan with what each step spares, counted anew."""
     steps, options = [], asked
     for step in plan.steps:
@@ -143,30 +149,40 @@ def _told_again(plan: FitPlan[RunOptions], asked: RunOptions, predict: Predict) 
     return replace(plan, steps=tuple(steps))
 
 
-def with_values(options: RunOptions, values: Values) -> RunOptions | None:
-    """The options with these flat values; None where they do not go with the others, or the run has no such option."""
-    known = flat.fields(type(options))
-    if any(name not in known for name in values):
-        return None
-    if not _may_swap({**flat.flatten(options), **values}, options.method):
+def with_values(options: O, values: Values) -> O | None:
+    """The options with these flat values; None where they do not go with the others, or there is no such option."""
+    known, changed = flat.fields(type(options)), {**flat.flatten(options), **values}
+    if any(name not in known for name in values) or not _may_swap(options, changed):
         return None
     try:
-        return flat.build(type(options), {**flat.flatten(options), **values}, from_cli=True)
+        return flat.build(type(options), changed, from_cli=True)
     except OptionError:
         return None
 
 
-def _may_swap(values: Values, method: str) -> bool:
+def _may_swap(options: Options, values: Values) -> bool:
     """Whether the optimizer can move weights that are trained and swapped."""
-    return method == "network" or not values["blocks_to_swap"] or values["optimizer_type"] not in ON_ONE_DEVICE
+    if not isinstance(options, RunOptions) or options.method == "network":
+        return True
+    return not values["blocks_to_swap"] or values["optimizer_type"] not in ON_ONE_DEVICE
+
+
+def fewest_blocks(options: O, predict: Predict[O], low: int, high: int, fits: Callable[[Forecast], bool]) -> int:
+    """The smallest number of swapped blocks from low to high with which it fits; high where none is enough."""
+    while low < high:
+        middle = (low + high) // 2
+        changed = with_values(options, {"blocks_to_swap": middle})
+        if changed is not None and fits(predict(changed)):
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 # Changes: each gives values and what they cost, in the order in which to try them.
 
-Tried = Iterator[tuple[dict[str, Any], str]]
 
-
-def _caches(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+def _caches(options: RunOptions, forecast: Forecast, predict: Predict[RunOptions], card: int) -> Tried:
     data = options.dataset
     if not data.cache_latents:
         yield {"cache_latents": True}, "same result; crops are drawn once"
@@ -174,7 +190,7 @@ def _caches(options: RunOptions, forecast: Forecast, predict: Predict, card: int
         yield {"cache_text_encoder_outputs": True}, "same result"
 
 
-def _batches_of_caching(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+def _batches_of_caching(options: RunOptions, forecast: Forecast, predict: Predict[RunOptions], card: int) -> Tried:
     if forecast.worst.name != "caching":
         return
     data = options.dataset
@@ -185,62 +201,50 @@ def _batches_of_caching(options: RunOptions, forecast: Forecast, predict: Predic
         yield smaller, "same result, caching is slower"
 
 
-def _checkpointing(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+def _checkpointing(options: RunOptions, forecast: Forecast, predict: Predict[RunOptions], card: int) -> Tried:
     if not options.memory.gradient_checkpointing:
         yield {"gradient_checkpointing": True}, "same result, a step takes about a third longer"
 
 
-def _tiles(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+def _tiles(options: RunOptions, forecast: Forecast, predict: Predict[RunOptions], card: int) -> Tried:
     if forecast.worst.name == "previews" and not options.memory.vae_tiling:
         yield {"vae_tiling": True}, "same training; seams in previews are blended"
 
 
-def _swap(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+def _swap(options: RunOptions, forecast: Forecast, predict: Predict[RunOptions], card: int) -> Tried:
     now = options.memory.blocks_to_swap
     most = _most_blocks(options, predict, now)
     if most <= now:
         return
-    trained = "" if options.method == "network" else " and the optimizer works in host RAM"
-    cost = f"same result; some of the speed, less with larger images{trained}"
-    yield {"blocks_to_swap": _fewest(options, predict, card, most)}, cost
+    cost = "same result; some of the speed, less with larger images"
+    if options.method != "network":
+        cost = "same result; some of the speed, less with larger images, and the optimizer works in host RAM"
+    yield {"blocks_to_swap": fewest_blocks(options, predict, 0, most, lambda found: found.on_card <= card)}, cost
 
 
-def _most_blocks(options: RunOptions, predict: Predict, now: int) -> int:
+def _most_blocks(options: RunOptions, predict: Predict[RunOptions], now: int) -> int:
     """Number of blocks of the network, from the blocks that a forecast has weighed."""
     training = predict(options).of("training")
     return max(now, 0 if training is None else training.num_blocks)
 
 
-def _fewest(options: RunOptions, predict: Predict, card: int, most: int) -> int:
-    """The smallest number of swapped blocks with which the run fits; `most` where none is enough."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high) // 2
-        changed = with_values(options, {"blocks_to_swap": middle})
-        if changed is not None and predict(changed).on_card <= card:
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-def _offload(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+def _offload(options: RunOptions, forecast: Forecast, predict: Predict[RunOptions], card: int) -> Tried:
     if options.memory.gradient_checkpointing and not options.memory.gradient_checkpointing_cpu_offload:
         yield {"gradient_checkpointing_cpu_offload": True}, "same result, a little slower"
 
 
-def _batch(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+def _batch(options: RunOptions, forecast: Forecast, predict: Predict[RunOptions], card: int) -> Tried:
     batch, steps = options.dataset.train_batch_size, options.training.gradient_accumulation_steps
     if batch > 1:
         yield {"train_batch_size": 1, "gradient_accumulation_steps": batch * steps}, "same training, slower"
 
 
-def _tables(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+def _tables(options: RunOptions, forecast: Forecast, predict: Predict[RunOptions], card: int) -> Tried:
     if getattr(options.model, "modulation_table", True) is False:
         yield {"modulation_table": True}, "the same but for times, which are multiples of 1/1000; see what host RAM it takes"
 
 
-def _full_finetune(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+def _full_finetune(options: RunOptions, forecast: Forecast, predict: Predict[RunOptions], card: int) -> Tried:
     if options.method == "network":
         return
     accumulates = options.training.gradient_accumulation_steps > 1
@@ -253,24 +257,24 @@ def _full_finetune(options: RunOptions, forecast: Forecast, predict: Predict, ca
         yield {"optimizer_type": "Adafactor"}, "another optimizer, with nearly no state"
 
 
-def _text_encoder(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+def _text_encoder(options: RunOptions, forecast: Forecast, predict: Predict[RunOptions], card: int) -> Tried:
     if getattr(options.model, "text_encoder_quantization", "") == "none" and "text encoders" in forecast.worst.parts:
         yield {"text_encoder_quantization": "qint8"}, "the text encoder in 8 bits: nearly the same result"
 
 
-def _fewer_bits(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+def _fewer_bits(options: RunOptions, forecast: Forecast, predict: Predict[RunOptions], card: int) -> Tried:
     if getattr(options.model, "transformer_quantization", "") != "none" or options.method != "network":
         return
     yield {"transformer_quantization": "qint8"}, "the frozen network in 8 bits: nearly the same result"
     yield {"transformer_quantization": "nf4"}, "the frozen network in 4 bits: a less exact base"
 
 
-def _vae(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+def _vae(options: RunOptions, forecast: Forecast, predict: Predict[RunOptions], card: int) -> Tried:
     if options.model.vae_dtype == "float" and forecast.worst.name != "training" and FACTS[options.family].network.vae_in_16_bits:
         yield {"vae_dtype": "bf16"}, "the VAE in bf16: images change below what is seen"
 
 
-def _resolution(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+def _resolution(options: RunOptions, forecast: Forecast, predict: Predict[RunOptions], card: int) -> Tried:
     width, height = options.dataset.resolution
 
     def at(side: int) -> dict[str, Any]:
@@ -279,13 +283,15 @@ def _resolution(options: RunOptions, forecast: Forecast, predict: Predict, card:
     yield from _largest(at, min(width, height), "smaller images, and another result", options, predict, card)
 
 
-def _controls(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+def _controls(options: RunOptions, forecast: Forecast, predict: Predict[RunOptions], card: int) -> Tried:
     if "control_resolution" in type(options.model).model_fields:
         cost, now = "control images are seen in less detail, training images as before", getattr(options.model, "control_resolution", None)
         yield from _largest(lambda side: {"control_resolution": side}, now or 1024, cost, options, predict, card)
 
 
-def _largest(at: Callable[[int], dict[str, Any]], now: int, cost: str, options: RunOptions, predict: Predict, card: int) -> Tried:
+def _largest(
+    at: Callable[[int], dict[str, Any]], now: int, cost: str, options: RunOptions, predict: Predict[RunOptions], card: int
+) -> Tried:
     """The values of the largest side below the present one with which the run fits; of the smallest where none is small enough."""
     sides = [side for side in (1024, 896, 768, 640, 512, 384, 256) if side < now]
     low, high = 0, len(sides) - 1

@@ -81,6 +81,7 @@ class Forecast:
     published: str = ""
     """The model whose published configuration was taken, because the run's own is not on this disk; empty otherwise."""
     notes: tuple[str, ...] = ()
+    """Sentences."""
     host: int = 0
     """Bytes of host RAM that all processes of the run on this machine need."""
     host_there: int = 0
@@ -122,6 +123,14 @@ class Forecast:
             "published": self.published,
             "notes": list(self.notes),
         }
+
+
+def about_host(host: int, there: int, swapped: int, tables: int = 0) -> list[str]:
+    """What of the host RAM that is needed swapped blocks and tables take, and whether it is there: sentences."""
+    found = [f"Swapped blocks take {swapped / GIB:.1f} GiB of it."] if swapped else []
+    # The modulation's layers may be held in fewer bits there, too.
+    found += [f"The modulation and its tables take up to {tables / GIB:.1f} GiB of it."] if tables else []
+    return found + ([f"This machine has {there / GIB:.1f} GiB."] if host > there else [])
 
 
 def phase(name: str, about: str, parts: dict[str, int]) -> Phase:
