@@ -77,7 +77,7 @@ class AsAsked:
 
 
 @dataclass(frozen=True)
-class Said:
+class Rating:
     """What models that somebody named say of an image; None where none was asked, or it could not tell. See ratings.py."""
 
     prompt: float | None
@@ -100,7 +100,7 @@ class Rated:
     """Images in which no face was found."""
 
 
-def rated(said: Sequence[Said]) -> Rated | None:
+def rated(said: Sequence[Rating]) -> Rated | None:
     """Of what is said of each image; None where nothing is."""
 
     def mean(values: Iterable[float | None]) -> Mean | None:

@@ -24,7 +24,7 @@ from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.rating import RateImages
 
 from . import files, processes
-from .measures import Said, Say
+from .measures import Rating, Say
 
 FOLDER = ".ratings"
 MODELS = "models.json"
@@ -38,7 +38,7 @@ MOST_TRAINING_IMAGES = 200
 class Told:
     """What the models say of each image by its path."""
 
-    images: Mapping[str, Said] = field(default_factory=dict)
+    images: Mapping[str, Rating] = field(default_factory=dict)
     faceless_trained: int = 0
     """Training images in which no face was found, of those that were looked at."""
     trained: int = 0
@@ -101,7 +101,7 @@ class Ratings:
             told = json_of(kept.read_bytes())
             faceless = set(told.get("faceless", ()))
             images = {
-                row["file_name"]: Said(row["prompt"], row["likeness"], row["face"], row["file_name"] not in faceless)
+                row["file_name"]: Rating(row["prompt"], row["likeness"], row["face"], row["file_name"] not in faceless)
                 for row in told["images"]
             }
             return Told(images, len(told.get("faceless_trained", ())), len(chosen))
