@@ -18,6 +18,8 @@ CPU_SECONDS = "cpu_seconds"
 SECONDS = Path(__file__).with_name("seconds.json")
 """What files of tests took that took long, in seconds of the clock; a run with --note_seconds writes what it finds."""
 NOTED_FROM_SECONDS = 5
+TOLD_FROM_SECONDS = 10
+"""CPU seconds of a file of tests from which the end of a run names it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -119,24 +121,29 @@ _IS_LAST = pytest.StashKey[bool]()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """CPU seconds by folder, the most expensive first."""
+    """CPU seconds by folder, the most expensive first, and the files that take most."""
     seconds: dict[str, float] = defaultdict(float)
+    of_file: dict[str, float] = defaultdict(float)
     of_clock: dict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if getattr(report, "when", "") == "teardown":
-                seconds[_folder(report.nodeid)] += dict(report.user_properties).get(CPU_SECONDS, 0.0)
+                spent = dict(report.user_properties).get(CPU_SECONDS, 0.0)
+                seconds[_folder(report.nodeid)] += spent
+                of_file[_file(report.nodeid)] += spent
             of_clock[_file(getattr(report, "nodeid", ""))] += getattr(report, "duration", 0.0)
     if terminalreporter.config.getoption("note_seconds"):
         noted = json.loads(SECONDS.read_text(encoding="utf-8")) | {file: round(took) for file, took in of_clock.items()}
         kept = {file: took for file, took in sorted(noted.items()) if took >= NOTED_FROM_SECONDS and Path(file).is_file()}
         SECONDS.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
     if sum(seconds.values()) > 10:
-        rows = sorted(seconds.items(), key=lambda row: -row[1])
         terminalreporter.section("CPU seconds")
-        terminalreporter.write_line(
-            ", ".join(f"{folder} {spent:.0f}" for folder, spent in rows) + f"; together {sum(seconds.values()):.0f}"
-        )
+        terminalreporter.write_line(f"{_rows(seconds)}; together {sum(seconds.values()):.0f}")
+        terminalreporter.write_line(_rows({file: spent for file, spent in of_file.items() if spent >= TOLD_FROM_SECONDS}))
+
+
+def _rows(seconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{where} {spent:.0f}" for where, spent in sorted(seconds.items(), key=lambda row: -row[1]))
 
 
 def _file(test: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -41,8 +42,11 @@ def left(name: str, folders: tuple[str, ...]) -> Iterator[Path]:
 def copied(name: str, to: Path, *folders: str) -> Path:
     """A copy of the program without the family."""
     for path in left(name, folders):
-        (to / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / path, to / path)
+        # With what Python has made of it, where that is there: it holds for a file of the same time.
+        compiled = Path(importlib.util.cache_from_source(str(path)))
+        for one in (path, compiled) if path.suffix == ".py" and (ROOT / compiled).is_file() else (path,):
+            (to / one).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / one, to / one)
     return to
 
 

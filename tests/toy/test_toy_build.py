@@ -47,12 +47,10 @@ def test_the_same_seed_builds_the_same_weights_and_the_vae_can_be_reused(plan, r
 
 
 def test_a_stored_base_can_be_measured_again(plan, record):
-    build.score_again(plan.out, 2)
-    again = json.loads((plan.out / "BUILD.json").read_text(encoding="utf-8"))
-    assert again["scores"]["old"]["num"] == 2
-    assert again | {"scores": None} == record | {"scores": None}
+    path = plan.out / "BUILD.json"
+    path.write_text(json.dumps(record | {"scores": None}), encoding="utf-8")
     build.score_again(plan.out, plan.num_prompts)
-    assert json.loads((plan.out / "BUILD.json").read_text(encoding="utf-8")) == record
+    assert json.loads(path.read_text(encoding="utf-8")) == record
 
 
 def test_a_base_that_is_too_large_does_not_replace_the_old_one(plan, record, tmp_path, monkeypatch):

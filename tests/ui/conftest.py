@@ -289,11 +289,14 @@ class Visit:
 
     page: Page
     complaints: Complaints
+    is_thorough: bool
+    """The long tests run as well."""
 
-    def axe(self, part: str = "html", contrast: bool = True) -> list[str]:
+    def axe(self, part: str = "html", contrast: bool | None = None) -> list[str]:
         """Accessibility violations of WCAG 2.2 A and AA in a part of the page, one line for each place.
 
-        contrast: with the contrast of colours, which takes four times as long as all other rules together.
+        contrast: with the contrast of colours, which takes four times as long as all other rules together; if not said, where the long
+        tests run too.
         """
         if not self.page.evaluate("!!window.axe"):
             self.page.evaluate("source => { eval(source); }", Path(AXE_FILE_PATH).read_text(encoding="utf-8"))
@@ -301,7 +304,7 @@ class Visit:
             """([part, contrast]) => axe.run(part, {
               runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'], resultTypes: ['violations'],
               rules: {'color-contrast': {enabled: contrast}}})""",
-            [part, contrast],
+            [part, self.is_thorough if contrast is None else contrast],
         )
         assert result["passes"], "axe looked at nothing"
         return [
@@ -351,7 +354,7 @@ def window(only_window: Page) -> Iterator[Page]:
 
 
 @pytest.fixture
-def visit(browser: Browser, window: Page) -> Iterator[Callable[..., Visit]]:
+def visit(browser: Browser, window: Page, pytestconfig: pytest.Config) -> Iterator[Callable[..., Visit]]:
     """Opens pages; every one must have made no complaint by the end of the test, unless it says `quiet=False`.
 
     The first is the page that all tests share, in an empty profile; further ones, and with `cold` the first, are of browsers of their own.
@@ -382,7 +385,7 @@ def visit(browser: Browser, window: Page) -> Iterator[Callable[..., Visit]]:
             page.goto(f"{url}?__theme={theme}&visit={uuid.uuid4()}")
             if ready:
                 page.wait_for_selector(ready, state="attached")
-            opened.append((Visit(page, complaints), quiet))
+            opened.append((Visit(page, complaints, pytestconfig.option.markexpr != "not long"), quiet))
             return opened[-1][0]
 
         yield open_page

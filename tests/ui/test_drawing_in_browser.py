@@ -114,6 +114,7 @@ def test_the_parts_of_a_step_are_stacked_to_the_whole_and_read_by_keyboard_and_p
     assert visited.axe() == []
 
 
+@pytest.mark.long
 def test_a_model_from_nothing_is_started_and_draws_over_a_reload_with_a_seed_that_is_used_again(
     studio: Any, visit: Callable[..., Any], tmp_path: Path
 ) -> None:
