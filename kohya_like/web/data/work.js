@@ -103,7 +103,7 @@ export function makeWork(desk, after) {
   function takeFaces({ faces }) {
     const had = desk.faces.size;
     desk.faces = new Map(Object.entries(faces || {}).map(([index, why]) => [Number(index), FACES[why] || why]));
-    if (had || desk.faces.size) after({});
+    if (had || desk.faces.size) after({}, {});
   }
 
   // Captions and masks that were written since, here or by whomever.
