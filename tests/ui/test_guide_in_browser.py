@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import subprocess
@@ -45,10 +46,16 @@ def studio_of(studios: Callable[..., Any], root: Path) -> Iterator[Any]:
 class Newcomer:
     """Finds by its words what can be clicked, and counts the clicks."""
 
-    def __init__(self, page: Page) -> None:
-        self.page, self.clicks = page, 0
+    def __init__(self, page: Page, language: str = "") -> None:
+        self.page, self.clicks, self.texts = page, 0, {}
+        if language:
+            kinds = json.loads((ROOT / "kohya_like" / "web" / "languages" / f"{language}.json").read_text(encoding="utf-8"))
+            self.texts = kinds["said"] | kinds["page"]
+            page.locator(".kl-language").select_option(language)
+            expect(page.get_by_text(self.texts["Guide me"], exact=True).first).to_be_visible()
 
     def click(self, words: str) -> None:
+        words = self.texts[words] if self.texts else words
         # What opened last lies on top.
         place = self.page.locator("dialog[open]").last if self.page.locator("dialog[open]").count() else self.page
         place.get_by_text(words, exact=True).first.click()
@@ -59,6 +66,8 @@ class Newcomer:
 
     def adds(self, *paths: Path) -> None:
         drop(self.page, *paths)
+        # In some languages the page has the same word elsewhere.
+        expect(self.page.locator("dialog[open]")).to_have_count(1)
         self.click("Add")
         self.click("Done")
 
@@ -110,6 +119,26 @@ def test_six_clicks_lead_from_dropped_images_to_a_run(
         assert (
             options.dataset.train_data_dir == str(root / "datasets" / "my stars") and options.model.pretrained_model_name_or_path == "toy"
         )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("language", ["de", "ru", "zh"])
+def test_six_clicks_lead_to_a_run_in_every_language(
+    language: str, studios: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    root = tmp_path / "output"
+    with studio_of(studios, root) as studio:
+        supervisor, busy = full_studio.under_way(root)
+        visited = visit(studio.url, width=390, height=844)
+        newcomer = Newcomer(visited.page, language)
+        newcomer.adds(stars(tmp_path / "my stars", 4))
+        newcomer.is_guided()
+        assert visited.overflow() == [] and Eyes(visited.page).flaws() == []
+        newcomer.click("Start training")
+        expect(visited.page.locator("#kl-live")).to_contain_text("my-stars")
+        assert newcomer.clicks == 6
+        supervisor.stop(busy, grace_seconds=0)
+        supervisor.close()
 
 
 @pytest.mark.long

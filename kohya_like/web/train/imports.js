@@ -45,9 +45,11 @@ export function keep({ root, trigger }) {
   const ask = (what) => trigger("open_file", (asked = { ...what, form: run }));
   again = (program) => ask({ ...asked, program });
   const open = async (file) => file && ask(await contentOf(file));
-  picked.addEventListener("change", async () => {
-    await open(picked.files[0]);
+  picked.addEventListener("change", () => {
+    const [file] = picked.files;
+    // Before anything is waited for: afterwards the next file may be in it already.
     picked.value = "";
+    open(file);
   });
   // Not named "path": gradio takes an object with a path for a file of its own and refuses it.
   const loadPath = () => path.value.trim() && ask({ where: path.value.trim() });
