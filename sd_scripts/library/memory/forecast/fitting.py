@@ -152,7 +152,7 @@ def _told_again(plan: FitPlan[O], asked: O, predict: Predict[O]) -> FitPlan[O]:
 def with_values(options: O, values: Values) -> O | None:
     """The options with these flat values; None where they do not go with the others, or there is no such option."""
     known, changed = flat.fields(type(options)), {**flat.flatten(options), **values}
-    if any(name not in known for name in values) or not _may_swap(options, changed):
+    if any(name not in known for name in values) or not _may_swap(changed):
         return None
     try:
         return flat.build(type(options), changed, from_cli=True)
@@ -160,11 +160,11 @@ def with_values(options: O, values: Values) -> O | None:
         return None
 
 
-def _may_swap(options: Options, values: Values) -> bool:
-    """Whether the optimizer can move weights that are trained and swapped."""
-    if not isinstance(options, RunOptions) or options.method == "network":
+def _may_swap(values: Values) -> bool:
+    """Whether an optimizer that trains the network itself can move weights that are swapped; of drawing there is none."""
+    if "optimizer_type" not in values or "network_dim" in values:
         return True
-    return not values["blocks_to_swap"] or values["optimizer_type"] not in ON_ONE_DEVICE
+    return not values.get("blocks_to_swap") or values["optimizer_type"] not in ON_ONE_DEVICE
 
 
 def fewest_blocks(options: O, predict: Predict[O], low: int, high: int, fits: Callable[[Forecast], bool]) -> int:
