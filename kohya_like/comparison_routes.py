@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.errors import OptionError, of_disk
 
 from . import comparison_files
 from .answers import JsonAnswer
@@ -50,10 +50,12 @@ def routes(comparisons: Comparisons, links: VoteLinks | None = None) -> list[Rou
         def answered(request: Request) -> Response:
             try:
                 return work(request, str(request.path_params["name"]))
-            except (KeyError, OSError):
+            except (KeyError, FileNotFoundError):
                 return gone()
             except OptionError as err:
                 return problems_of(err)
+            except OSError as err:
+                return problems_of(of_disk(err))
 
         return answered
 

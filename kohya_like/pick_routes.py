@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from sd_scripts.runs import drawing
 from sd_scripts.runs.rundir import RunDirectory
-from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.errors import OptionError, of_disk
 
 from . import measures, picks
 from .answers import JsonAnswer
@@ -125,6 +125,8 @@ class Picks:
             except OptionError as err:
                 work.problems.append(f"How near the images are to training images is not known: {err}")
             self._rate(work, told, cells, paths, say)
+        except OSError as err:
+            work.problems.append(f"The numbers are not complete: {of_disk(err)}")
         except Exception as err:
             # What is known is shown, whatever happened to the rest.
             work.problems.append(f"The numbers are not complete: {type(err).__name__}: {err}")
@@ -229,8 +231,10 @@ def routes(known: Picks) -> list[Route]:
                 return problems_of(err)
             except ValueError:
                 return JsonAnswer({"detail": "This is not an order of the page."}, 400)
-            except (KeyError, OSError):
+            except (KeyError, FileNotFoundError):
                 return gone()
+            except OSError as err:
+                return problems_of(of_disk(err))
 
         return answer
 

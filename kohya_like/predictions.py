@@ -29,7 +29,7 @@ from typing import Any, Literal
 from PIL import Image
 
 from sd_scripts.dataset import images
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, of_disk
 from sd_scripts.schema.files import write_atomically, written_aside
 from sd_scripts.schema.outside import json_of
 
@@ -165,14 +165,14 @@ class PredictionQueue:
             try:
                 raw.write_bytes(data)
                 pixels = images.decode(raw).rgb
+                with written_aside(path) as aside:
+                    Image.fromarray(pixels).save(aside, format="PNG")
             except images.BadImage as err:
                 raise OptionError(Problem("images", f"images: the file {err}")) from err
             except OSError as err:
-                raise OptionError(f"images: the file cannot be kept: {err.strerror}") from err
+                raise of_disk(err, self.uploads) from err
             finally:
                 raw.unlink(missing_ok=True)
-            with written_aside(path) as aside:
-                Image.fromarray(pixels).save(aside, format="PNG")
         os.utime(path)
         return name, images.read_size(path)
 
@@ -329,6 +329,8 @@ class PredictionQueue:
                 prediction.context.run(self._predict, prediction)
             except OptionError as err:
                 _fail(prediction, str(err))
+            except OSError as err:
+                _fail(prediction, str(of_disk(err, self.results)))
             except Exception as err:
                 # Whatever happens to one order, the next one has its turn.
                 logger.exception("a prediction failed")
@@ -420,6 +422,8 @@ def _kept_controls(folder: Path, controls: Sequence[Path]) -> list[Path]:
         try:
             shutil.copyfile(path, target)
         except OSError as err:
+            if path.is_file():
+                raise of_disk(err, target) from err
             raise OptionError(Problem("images", "images: a control image is gone from the disk; give it again")) from err
         kept.append(target)
     return kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from dataclasses import dataclass
 
@@ -40,3 +41,14 @@ class OptionError(ValueError):
             problems = [problems]
         self.problems = problems
         super().__init__("\n".join(str(problem) for problem in problems))
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def of_disk(err: OSError, place: object = "") -> OptionError:
+    """What to say where something could not be read or written; place: where, if the error itself does not know."""
+    where = err.filename or place or "the output folder"
+    if err.errno in _FULL:
+        return OptionError(f"the disk of {where} is full; free some space there, then try again")
+    return OptionError(f"{where} cannot be read or written: {err.strerror or err}")

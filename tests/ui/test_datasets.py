@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-import resource
 import socket
 import struct
 import time
 import urllib.parse
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from sd_scripts.dataset.config import subsets_of
 from sd_scripts.dataset.images import decode
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError
+from tests.full_disk import no_larger_than
 from tests.ui.test_guard import ask, token_of
 
 
@@ -225,17 +224,6 @@ def test_names_of_data_sets_stay_in_their_folder(name: str, sentence: str, tmp_p
         kept.begin(name)
     assert kept.begin("../../out") and kept.names() == []
     assert {path.name for path in tmp_path.iterdir()} == {"datasets"}
-
-
-@contextlib.contextmanager
-def no_larger_than(num_bytes: int) -> Iterator[None]:
-    """A disk that takes no more: every file ends there."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_is_said_and_leaves_the_data_set_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from sd_scripts.runs.events import RunFinished
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
+from tests.full_disk import no_larger_than
 from tests.ui.standin_runs import until
 
 STANDIN = Path(__file__).with_name("standin_worker.py")
@@ -164,6 +165,20 @@ def test_a_failure_carries_its_problems_and_leaves_nothing_on_disk(queue: Predic
     assert failed.problems == [{"option": "steps", "message": "steps: 0 is too few"}]
     assert "signal 9" in died.text and died.advice and died.lines == ("last words of the worker",)
     assert good.state == "done" and [path.name for path in queue.results.iterdir()] == [good.folder]
+
+
+def test_a_full_disk_is_a_sentence_before_and_after_the_images_are_made(queue: PredictionQueue) -> None:
+    name, _size = queue.take_image(image())
+    path = queue.image(name, ADA)
+    # The worker is there already, and its own disk is not full.
+    ended(queue, good := queue.submit(order("good"), ADA))
+    for room, controls in ((path.stat().st_size - 1, (path,)), (50, ())):
+        with no_larger_than(room):
+            ended(queue, full := queue.submit(PredictionOrder({"prompt": "p", "steps": 1}, controls, {"texts": {}}), ADA))
+            with pytest.raises(OptionError, match=r"the disk of .* is full; free some space there"):
+                queue.take_image(image(size=(80, 80)))
+        assert full.state == "failed" and "is full; free some space there" in full.text and "Error" not in full.text
+    assert [folder.name for folder in queue.results.iterdir()] == [good.folder]
 
 
 # What is kept

@@ -33,6 +33,7 @@ from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.toy import worlds
 from tests import small_segmenters
+from tests.full_disk import no_larger_than
 from tests.small_raters import arcface, clip, dino
 from tests.ui.standin_runs import until
 from tests.ui.test_comparisons import ADA, Place, asked
@@ -191,6 +192,9 @@ def test_numbers_pick_and_the_end_of_the_others_by_their_routes(place: Place, ru
     with TestClient(Starlette(routes=[*pick_routes.routes(known), *comparison_routes.routes(place.compared)])) as client:
         name = place.compared.start({**asked(files, prompts="a star", seeds="3"), "strengths": "1"}, ADA)
         place.finished(name)
+        with no_larger_than(10):
+            full = client.post(f"/kl/compare/{name}/rate", json={"clip_model": "a/b"})
+        assert "is full; free some space" in full.json()["problems"][0]["message"]
 
         def numbers() -> dict[str, Any]:
             found: dict[str, Any] = client.get(f"/kl/compare/{name}/numbers").json()
