@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -165,6 +167,12 @@ def test_other_widths_need_no_sideways_scrolling_and_controls_are_large_enough_a
         assert visited.overflow() == [], width
 
 
+def wakes(pid: int) -> int:
+    """How often the threads of a process have gone to sleep so far; a busy machine lets them do so less often, never more."""
+    told = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return sum(int(line.split()[1]) for text in told for line in text.splitlines() if line.startswith("voluntary"))
+
+
 def test_the_page_and_its_studio_are_small_and_ask_nobody_and_only_when_a_button_is_pressed(
     studios: Callable[..., Any], visit: Callable[..., Any]
 ) -> None:
@@ -192,6 +200,10 @@ def test_the_page_and_its_studio_are_small_and_ask_nobody_and_only_when_a_button
     assert page.evaluate("window.gradio_config.components.length") <= MAX_COMPONENTS
     assert {host.split(":")[0] for host in visited.complaints.hosts if host} == {"127.0.0.1"}
     assert psutil.Process(studio.process.pid).memory_info().rss <= MAX_RESIDENT_BYTES
+    if Path("/proc").is_dir():
+        before = wakes(studio.process.pid)
+        time.sleep(1)
+        assert wakes(studio.process.pid) - before < 400, "a studio that nobody asks anything takes from what trains beside it"
 
 
 def test_the_whole_form_can_be_used_with_the_keyboard_alone(studio: Any, visit: Callable[..., Any]) -> None:
