@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gradio as gr
 from starlette.concurrency import run_in_threadpool
@@ -510,8 +510,16 @@ def _wire(tab: TrainTab, parts: _Parts, buttons: Mapping[str, gr.Button]) -> Non
     def payloads(data: Mapping[Any, Any]) -> list[Any]:
         return [data[fieldset] for fieldset in parts.fieldsets]
 
-    def on(event: Callable[..., Any], work: Callable[..., Any], outputs: Any, inputs: Any = None, queue: bool = False) -> None:
-        event(work, inputs=inputs, outputs=outputs, queue=queue, show_progress="hidden", api_visibility="private")
+    def on(
+        event: Callable[..., Any],
+        work: Callable[..., Any],
+        outputs: Any,
+        inputs: Any = None,
+        queue: bool = False,
+        meanwhile: Literal["once", "always_last", "multiple"] = "once",
+    ) -> None:
+        """meanwhile: what is asked for while an answer is awaited is dropped, comes next, without what was sent along, or goes at once."""
+        event(work, inputs=inputs, outputs=outputs, queue=queue, show_progress="hidden", api_visibility="private", trigger_mode=meanwhile)
 
     def followed(result: tuple[Answer, Job | None]) -> tuple[Any, Any]:
         said, job = result
@@ -533,14 +541,14 @@ def _wire(tab: TrainTab, parts: _Parts, buttons: Mapping[str, gr.Button]) -> Non
     def checked(data: dict[Any, Any]) -> Iterator[Answer]:
         yield from tab.check(payloads(data))
 
-    on(buttons["print"].click, lambda data: tab.printed(payloads(data)), board, inputs)
+    on(buttons["print"].click, lambda data: tab.printed(payloads(data)), board, inputs, meanwhile="always_last")
     on(buttons["start"].click, lambda data: followed(tab.start(payloads(data))), [board, following], inputs)
     on(buttons["stop"].click, lambda value: tab.stop(str((value or {}).get("run", ""))), board, following)
     on(buttons["check"].click, checked, board, inputs, queue=True)
     on(parts.welcome.start_demo, lambda: followed(tab.demo()), [board, following])
     on(parts.keeper.save_file, saved, board, inputs)
-    on(parts.keeper.open_file, loaded, board)
-    on(picker.choose_preset, chosen, picker, inputs)
+    on(parts.keeper.open_file, loaded, board, meanwhile="multiple")
+    on(picker.choose_preset, chosen, picker, inputs, meanwhile="multiple")
     on(picker.keep_preset, kept, [picker, board], inputs)
 
 
