@@ -378,7 +378,7 @@ def test_a_forecast_counts_the_training_adapter(helped: dict) -> None:
     base, plain = (one.of("training").parts["base model"] for one in (counted, without))
     # Each tensor takes whole blocks of 512 bytes.
     assert held <= base - plain <= held + 512 * len(load_file(helped["training_adapter"]))
-    assert set(elsewhere.notes) - set(counted.notes) == {"the training adapter is not on this disk and not counted"}
+    assert set(elsewhere.notes) - set(counted.notes) == {"The training adapter is not on this disk and not counted."}
     assert elsewhere.of("training").parts["base model"] == plain
 
 
