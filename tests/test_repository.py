@@ -33,6 +33,7 @@ LARGEST_FILE_BYTES = 9 * 2**20
 OPTIONAL = {
     "pillow_jxl",
     "prodigyopt",
+    "pytorch_optimizer",
     "bitsandbytes",
     "spaces",
     "torchao",

@@ -21,7 +21,7 @@ from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported
 from sd_scripts.schema.objective import SizeShift
-from sd_scripts.schema.optimizer import OPTIMIZERS
+from sd_scripts.schema.optimizer import BY_NAME, SCHEDULE_FREE, ZOO
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.sheet import MISSING, Sheet, fitted, is_empty, is_off, number, parts, shown, switch
@@ -447,7 +447,7 @@ PRECISIONS = {
 FILE_PRECISIONS = {name: {"no": "float"}.get(ours, ours) for name, ours in PRECISIONS.items()}
 SCHEDULES = {"constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt", "constant"}
 
-_SAME = {name.lower(): name for name in OPTIMIZERS} | {
+_SAME = BY_NAME | {
     other: ours
     for ours, others in {
         "AdamW": "adam pagedadamw pagedadamw32bit adamw_optimi adamw_bf16 optimi-adamw bnb-adamw bnb-adamw-paged torch-adamw",
@@ -455,6 +455,13 @@ _SAME = {name.lower(): name for name in OPTIMIZERS} | {
         "PagedAdamW8bit": "bnb-adamw8bit-paged",
         "Lion": "optimi-lion bnb-lion",
         "Lion8bit": "lion_8bit pagedlion8bit bnb-lion8bit bnb-lion8bit-paged",
+        "ScheduleFreeAdamW": "schedule_free_adamw",
+        "ScheduleFreeSGD": "schedule_free_sgd",
+        "DAdaptAdam": "dadapt_adam dadaptadamw",
+        "DAdaptAdan": "dadapt_adan",
+        "DAdaptLion": "dadapt_lion",
+        "StableAdamW": "optimi-stableadamw",
+        "Adan": "optimi-adan",
     }.items()
     for other in others.split()
 }
@@ -463,7 +470,8 @@ _NEAREST = (
     ("prodigy", "Prodigy", "of the same kind"),
     ("dadapt", "Prodigy", "which finds its own step size too, from a learning rate of 1"),
     ("d_adapt", "Prodigy", "which finds its own step size too, from a learning rate of 1"),
-    ("came", "Adafactor", "which saves memory the same way"),
+    ("came", "CAME", "of the same kind"),
+    ("ademamix", "AdEMAMix", "of the same kind"),
     ("lion", "Lion", "of the same kind"),
     ("sgd", "SGD", "of the same kind"),
     ("adafactor", "Adafactor", "of the same kind"),
@@ -518,7 +526,10 @@ ARGUMENT_NAMES = " ".join(sorted({name for names in ARGUMENTS.values() for name 
 
 
 def takes(optimizer: str, name: str) -> bool:
-    """Whether our optimizer has an argument of this name; one in 8 bits has those of the other."""
+    """Whether our optimizer has an argument of this name; one in 8 bits has those of the other. Of the zoo's those that mean one thing."""
+    if optimizer in ZOO:
+        own = ("r", "weight_lr_power", "warmup_steps") if optimizer in SCHEDULE_FREE else ("weight_decouple",)
+        return name in ("betas", "weight_decay", *own)
     return name in ARGUMENTS.get(optimizer.removeprefix("Paged").removesuffix("8bit"), ARGUMENT_NAMES.split())
 
 

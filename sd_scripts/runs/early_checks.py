@@ -16,6 +16,7 @@ from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import is_json
 from sd_scripts.schema.model import is_hub_id, not_there
+from sd_scripts.schema.optimizer import PACKAGES
 from sd_scripts.schema.prompts import Defaults, read_prompts
 from sd_scripts.schema.runs import RunOptions
 
@@ -48,8 +49,8 @@ def check_early(options: RunOptions, trains_here: bool = True) -> None:
 def missing_packages(options: RunOptions) -> list[Problem]:
     """Packages that the run needs and this machine lacks, which a dry run can do without."""
     name = options.optimizer.optimizer_type
-    package = {"AdamW8bit": "bitsandbytes", "PagedAdamW8bit": "bitsandbytes", "Lion8bit": "bitsandbytes", "Prodigy": "prodigyopt"}.get(name)
-    if package is None or importlib.util.find_spec(package) is not None:
+    package = PACKAGES.get(name)
+    if package is None or importlib.util.find_spec(package.replace("-", "_")) is not None:
         return []
     return [Problem("optimizer_type", f"optimizer_type: {name} needs the package {package}: pip install {package}, or choose AdamW")]
 

@@ -61,6 +61,10 @@ def _told(name: str, tell: Callable[[FlatField], str]) -> str:
     return "; ".join(f"{text} ({', '.join(scripts)})" for text, scripts in by_text.items())
 
 
+MANY = 8
+"""Suggestions of a field beyond which its help does not name them all."""
+
+
 def section_reference(section: str) -> str:
     """The options of one section, of all kinds of runs, as Markdown; an option that several have stands once."""
     found: dict[str, FlatField] = {}
@@ -70,7 +74,8 @@ def section_reference(section: str) -> str:
     for name, field in found.items():
         where = " *(command line only)*" if field.show.cli_only else ""
         text = _told(name, lambda one: one.help.replace("|", "\\|"))
-        lines.append(f"| `{name}` | {_told(name, type_text)} | {_told(name, default_text)} | {_kinds(name)} | {text}{where} |")
+        names = f" Names: {', '.join(field.show.suggestions)}." if len(field.show.suggestions) > MANY else ""
+        lines.append(f"| `{name}` | {_told(name, type_text)} | {_told(name, default_text)} | {_kinds(name)} | {text}{names}{where} |")
     return "\n".join([*lines, ""])
 
 

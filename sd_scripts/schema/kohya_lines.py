@@ -12,6 +12,7 @@ from sd_scripts.families import FACTS
 
 from . import kohya_words as words
 from . import legacy
+from .optimizer import SCHEDULE_FREE
 from .runs import RunOptions
 
 _CHANGES_SOMETHING = {"config_file", "dataset_class", "no_token_padding", "train_blocks", "huggingface_token", "wandb_api_key", "wandb_key"}
@@ -112,7 +113,10 @@ class _Line:
                 self.values[name] = [value]
                 continue
             if name == "optimizer_type":
-                meant = words.OPTIMIZERS_BY_NAME.get(text.lower(), value)
+                meant = words.OPTIMIZERS_BY_NAME.get(words.bare_name(text), value)
+                if meant in SCHEDULE_FREE and self.values.get("lr_scheduler") != "constant":
+                    self.values["lr_scheduler"] = "constant"
+                    self.notes.append(f"--lr_scheduler: {meant} has none, so constant is taken")
             elif name == "save_model_as" and text == "safetensors" and text not in choices:
                 meant = "kohya"
             elif name == "save_precision":

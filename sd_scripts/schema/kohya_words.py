@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .optimizer import OPTIMIZERS
+from .optimizer import BY_NAME
 from .samples import SAMPLERS as OUR_SAMPLERS
 
 DEFAULTS: dict[str, object] = {
@@ -23,8 +23,15 @@ DEFAULTS: dict[str, object] = {
 }
 """Defaults of kohya's scripts of all families, where they are others than ours and change what is trained; a family's own are facts."""
 
-OPTIMIZERS_BY_NAME = {**{name.lower(): name for name in OPTIMIZERS}, "pagedadamw32bit": "AdamW", "pagedlion8bit": "Lion8bit"}
+OPTIMIZERS_BY_NAME = {**BY_NAME, "pagedadamw32bit": "AdamW", "pagedlion8bit": "Lion8bit"}
 """Optimizers that compute the same, in small letters: pages and bits save memory only."""
+
+
+def bare_name(optimizer: str) -> str:
+    """An optimizer's name in small letters, without the packages whose optimizers need no class of one's own here."""
+    return optimizer.strip().lower().removeprefix("pytorch_optimizer.").removeprefix("schedulefree.")
+
+
 FILE_PRECISIONS = {"float32": "float", "fp32": "float", "float16": "fp16", "bfloat16": "bf16"}
 SAMPLERS = {"dpmsolver": "dpmsolver++", "dpmsingle": "dpmsolver++", "auto": "auto"} | {name: name for name in OUR_SAMPLERS}
 """Samplers of previews, without the k_ before their names."""

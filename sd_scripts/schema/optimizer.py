@@ -8,8 +8,36 @@ from pydantic import Field
 
 from .fields import Count, NotNegative, Rate, Section, Show
 
-OPTIMIZERS = ("AdamW", "AdamW8bit", "PagedAdamW8bit", "Adafactor", "Lion", "Lion8bit", "Prodigy", "SGD")
+BUILT_IN = ("AdamW", "AdamW8bit", "PagedAdamW8bit", "Adafactor", "Lion", "Lion8bit", "Prodigy", "SGD")
+ZOO = tuple(
+    """A2Grad ADOPT APOLLO AccSGD AdEMAMix AdaBelief AdaBound AdaDelta AdaGC AdaMax AdaMod AdaNorm AdaPNM AdaTAM Adai Adalite
+    AdamC AdamG AdamP AdamS AdamWSN Adan AggMo Aida Alice Amos Ano ApolloDQN AvaGrad BCOS CAME DAdaptAdam DAdaptAdan DAdaptLion
+    DiffGrad DualAdam EXAdam EmoFact EmoLynx EmoNavi FAdam FOCUS FTRL Fira FlashAdamW Fromage GaLore Grams Gravity GrokFastAdamW LARS
+    LaProp Lamb MARS MSVAG NAdam Nero NovoGrad PAdam PID PNM QHAdam QHM RAdam RMSprop SCION SCIONLight SGDP SGDSaI SGDW SM3
+    SRMM SWATS ScheduleFreeAdamW ScheduleFreeRAdam ScheduleFreeSGD Shampoo SignSGD SimplifiedAdEMAMix StableAdamW StableSPAM TAM Tiger
+    VSGD Yogi""".split()
+)
+"""Those of the package pytorch-optimizer that train weights in groups from gradients alone, and go on from a state to the same bits."""
+OPTIMIZERS = (*BUILT_IN, *ZOO)
 """Optimizers that need no allow_custom_modules."""
+PACKAGES = {
+    **dict.fromkeys(("AdamW8bit", "PagedAdamW8bit", "Lion8bit"), "bitsandbytes"),
+    "Prodigy": "prodigyopt",
+    **dict.fromkeys(ZOO, "pytorch-optimizer"),
+}
+"""What is installed by those who want an optimizer; it is imported with _ in place of -."""
+WEIGHT_BY_WEIGHT = ("AdamW", "AdamW8bit", "PagedAdamW8bit", "Adafactor", "Lion", "Lion8bit", "SGD")
+"""Optimizers that look at one weight at a time: each has its state by itself, and nothing is written to their groups."""
+OWN_RATE = ("Prodigy", "DAdaptAdam", "DAdaptAdan", "DAdaptLion")
+"""Optimizers that find one step size for all weights."""
+SCHEDULE_FREE = ("ScheduleFreeAdamW", "ScheduleFreeRAdam", "ScheduleFreeSGD")
+"""Optimizers that average weights in place of a schedule, and train others than the average: Defazio et al. 2024 (arXiv 2405.15682)."""
+BY_NAME = {name.lower(): name for name in OPTIMIZERS} | {
+    "adamwschedulefree": "ScheduleFreeAdamW",
+    "radamschedulefree": "ScheduleFreeRAdam",
+    "sgdschedulefree": "ScheduleFreeSGD",
+}
+"""Optimizers by their names in small letters, those of the package schedulefree among them."""
 
 Schedule = Literal[
     "constant",
@@ -31,10 +59,11 @@ class OptimizerOptions(Section):
     title: ClassVar[str] = "Optimizer"
 
     learning_rate: Annotated[Rate, Show(basic=True)] = 1e-4
-    """Peak learning rate. Prodigy sets its own step size: give it 1."""
+    """Peak learning rate. Prodigy and DAdapt optimizers set their own step size: give them 1."""
     optimizer_type: Annotated[str, Show(suggestions=OPTIMIZERS)] = "AdamW"
-    """Optimizer: AdamW (fused), AdamW8bit and PagedAdamW8bit (bitsandbytes), Adafactor, Lion, Lion8bit, Prodigy, SGD, or any module.Class
-    with allow_custom_modules."""
+    """Optimizer: AdamW (fused), AdamW8bit and PagedAdamW8bit (bitsandbytes), Adafactor, Lion, Lion8bit, Prodigy, SGD; by the package
+    pytorch-optimizer CAME, AdEMAMix, ScheduleFreeAdamW (with lr_scheduler constant) and many more; or any module.Class with
+    allow_custom_modules."""
     optimizer_args: tuple[str, ...] = ()
     """Further arguments of the optimizer as key=value, for example weight_decay=0.01 betas=(0.9,0.99); values are Python literals."""
     max_grad_norm: NotNegative = 1.0
@@ -67,4 +96,4 @@ class FullOptimizerOptions(OptimizerOptions):
     """Optimizer, learning rate, schedule for training a whole model."""
 
     learning_rate: Annotated[Rate, Show(basic=True)] = 1e-5
-    """Peak learning rate, a tenth of what an adapter takes. Prodigy sets its own step size: give it 1."""
+    """Peak learning rate, a tenth of what an adapter takes. Prodigy and DAdapt optimizers set their own step size: give them 1."""

@@ -15,7 +15,7 @@ from .memory import MemoryOptions, UNetMemoryOptions
 from .model import ModelOptions, UNetModelOptions
 from .network import AdapterOptions, WholeOptions
 from .objective import ObjectiveOptions, ObjectiveSection
-from .optimizer import OPTIMIZERS, OptimizerOptions
+from .optimizer import BUILT_IN, OPTIMIZERS, SCHEDULE_FREE, WEIGHT_BY_WEIGHT, ZOO, OptimizerOptions
 from .output import OutputOptions
 from .samples import SampleOptions, UNetSampleOptions
 from .training import TrainingOptions
@@ -73,14 +73,19 @@ class RunOptions(Options):
         if not optimizer.allow_custom_modules:
             if optimizer.optimizer_type not in OPTIMIZERS:
                 problems.append(
-                    f"optimizer_type: {optimizer.optimizer_type} is not in the list ({', '.join(OPTIMIZERS)}); a class of your own "
-                    "needs --allow_custom_modules on the command line, because it runs other people's code"
+                    f"optimizer_type: {optimizer.optimizer_type} is not in the list ({', '.join(BUILT_IN)}, and {len(ZOO)} of "
+                    "pytorch-optimizer, see docs/options.md); a class of your own needs --allow_custom_modules on the command line, "
+                    "because it runs other people's code"
                 )
             if optimizer.lr_scheduler_type is not None:
                 problems.append(
                     f"lr_scheduler_type: {optimizer.lr_scheduler_type} runs other people's code and needs --allow_custom_modules on the "
                     "command line"
                 )
+        if training.use_ema and optimizer.optimizer_type in SCHEDULE_FREE:
+            problems.append(
+                f"{optimizer.optimizer_type} averages the weights by itself, and its average is what is saved; turn use_ema off"
+            )
         raise_all(problems)
         return self
 
@@ -138,9 +143,16 @@ class RunOptions(Options):
 
     def _full_finetune_problems(self) -> list[str]:
         """What is wrong with the memory options of weights that are trained themselves."""
-        memory, problems = self.memory, []
+        memory, optimizer, problems = self.memory, self.optimizer, []
+        if optimizer.optimizer_type not in WEIGHT_BY_WEIGHT:
+            problems += [
+                f"{name} moves weights one at a time, and {optimizer.optimizer_type} may need all at once; choose an optimizer_type of "
+                f"{', '.join(WEIGHT_BY_WEIGHT)}, or turn {name} off"
+                for name, on in (("fused_backward_pass", memory.steps_in_backward), ("full_bf16", memory.weights_in_bf16))
+                if on
+            ]
         if memory.steps_in_backward:
-            training, optimizer = self.training, self.optimizer
+            training = self.training
             if training.gradient_accumulation_steps != 1:
                 problems.append(
                     "fused_backward_pass moves a weight with each batch, so gradients cannot be summed over "
@@ -155,10 +167,6 @@ class RunOptions(Options):
                 problems.append("fused_backward_pass cannot leave out a step whose gradients overflow in fp16; take mixed_precision bf16")
             if self.distributed.multi_gpu:
                 problems.append("fused_backward_pass works in one process; turn multi_gpu off")
-            if optimizer.optimizer_type == "Prodigy":
-                problems.append(
-                    "fused_backward_pass moves weights one by one, and Prodigy needs all at once; choose another optimizer_type"
-                )
         if memory.weights_in_bf16 and self.training.mixed_precision not in ("bf16", "auto"):
             problems.append(f"full_bf16 needs mixed_precision bf16, not {self.training.mixed_precision}")
         if memory.weights_in_bf16 and self.distributed.distributed_strategy == "fsdp2":

@@ -297,7 +297,7 @@ def test_optimizers_and_averages_work_on_shares_as_on_whole_weights(together: To
     assert together.start(_shares).results() == ["as one process"] * 2
 
 
-@pytest.mark.parametrize("name", ["Adafactor", "AdamW8bit", "Prodigy"])
+@pytest.mark.parametrize("name", ["Adafactor", "AdamW8bit", "Prodigy", "CAME"])
 def test_optimizers_that_need_whole_weights_are_refused(name: str) -> None:
     check_optimizer("AdamW")
     with pytest.raises(OptionError, match=f"{name} cannot work on weights that fsdp2 shards; take AdamW"):

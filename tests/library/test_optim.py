@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 
 import pytest
+import pytorch_optimizer
 import torch
 
+from sd_scripts.families import RUNS
 from sd_scripts.library.train.checkpoint import pack, unpack
 from sd_scripts.library.train.lion import Lion
-from sd_scripts.library.train.optim import learning_rate_at, make_optimizer, restore
+from sd_scripts.library.train.optim import learning_rate_at, make_optimizer, restore, shown
+from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.optimizer import OptimizerOptions
+from sd_scripts.schema.optimizer import BUILT_IN, OWN_RATE, SCHEDULE_FREE, ZOO, OptimizerOptions
 
 NAMES = {
     "AdamW": (),
@@ -21,11 +24,28 @@ NAMES = {
     "SGD": ("momentum=0.9", "nesterov=True"),
     "torch.optim.Adamax": (),
     "torch.optim.NAdam": (),
+    **dict.fromkeys(ZOO, ()),
 }
+RATES = {**dict.fromkeys(OWN_RATE, 1.0), "AdaDelta": 20.0, "AdaMod": 5.0, "AdamG": 1.0, "FTRL": 0.5, "Gravity": 0.5, "SCION": 0.01}
+"""Learning rates of those that do not go down well with the usual one of this file."""
+
+LEFT_OUT = {
+    **dict.fromkeys(("AdaHessian", "SophiaH", "AliG", "LBFGS"), "asks for second derivatives or a closure"),
+    **dict.fromkeys(
+        ("AdaGO", "AdaMuon", "DistributedMuon", "Muon", "MuonClip", "NorMuon", "SpectralSphere"), "matrices in groups of their own"
+    ),
+    **dict.fromkeys(("AdaLOMO", "LOMO", "AdamMini"), "takes a model, not weights"),
+    **dict.fromkeys(("BSAM", "Ranger21", "DeMo"), "needs another argument or package"),
+    **dict.fromkeys(("AdaShift", "Conda", "Kron", "ROSE", "ScalableShampoo", "SPAM"), "a state that only pickle keeps"),
+    **dict.fromkeys(("ASGD", "DASH", "SOAP", "Magma", "MADGRAD"), "other bits after a restored state"),
+    **dict.fromkeys(("LoRARite", "SaRA", "RACS"), "leaves vectors, or weights that are no pair, as they are"),
+    **dict.fromkeys(("DAdaptAdaGrad", "DAdaptSGD", "Kate", "SPlus", "AdaSmooth", "Ranger"), "brings no quadratic down at any rate"),
+}
+"""Optimizers of the package that are not in the zoo, and why."""
 
 
 def make(name: str, weights: list[torch.Tensor], arguments: tuple[str, ...] = (), lr: float = 0.05) -> torch.optim.Optimizer:
-    lr = 1.0 if name == "Prodigy" else lr
+    lr = RATES.get(name, lr)
     options = OptimizerOptions(optimizer_type=name, learning_rate=lr, optimizer_args=arguments, allow_custom_modules="." in name)
     return make_optimizer(options, [{"params": weights[:1], "lr": lr, "name": "a"}, {"params": weights[1:], "lr": lr, "name": "b"}])
 
@@ -35,7 +55,8 @@ def weights() -> list[torch.nn.Parameter]:
 
 
 def step(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> float:
-    loss = sum((parameter - 1).square().sum() for parameter in parameters)
+    wanted = (torch.arange(parameter.numel()).sin().view_as(parameter) for parameter in parameters)
+    loss = sum((parameter - there).square().sum() for parameter, there in zip(parameters, wanted))
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
@@ -118,6 +139,7 @@ def test_adafactor_follows_the_learning_rate_and_moves_weights_that_are_zero() -
         ({"optimizer_args": ("eps=__import__('os').getcwd()",)}, "not a Python literal"),
         ({"optimizer_type": "Adafactor", "optimizer_args": ("relative_step=True",)}, "ignore learning_rate"),
         ({"optimizer_type": "AdamW8bit"}, "pip install bitsandbytes"),
+        ({"optimizer_type": "CAME", "optimizer_args": ("beta1=0.9",)}, "CAME does not know beta1; it knows betas"),
         ({"optimizer_type": "torch.optim.Adamax"}, "--allow_custom_modules"),
         ({"optimizer_type": "Nothing", "allow_custom_modules": True}, "module.Class"),
         ({"optimizer_type": "no.such.Thing", "allow_custom_modules": True}, "cannot be imported"),
@@ -136,6 +158,39 @@ def test_prodigy_refuses_two_different_rates() -> None:
     groups = [{"params": [first], "lr": 1.0, "name": "a"}, {"params": [second], "lr": 0.5, "name": "b"}]
     with pytest.raises(OptionError, match="must be equal"):
         make_optimizer(OptimizerOptions(optimizer_type="Prodigy", learning_rate=1.0), groups)
+
+
+def test_the_zoo_has_each_optimizer_of_the_package_that_keeps_the_promises_of_the_others() -> None:
+    """Names that are ours already mean ours."""
+    ours = {name.lower() for name in (*BUILT_IN, "Adam")}
+    names = {pytorch_optimizer.load_optimizer(name).__name__ for name in pytorch_optimizer.get_supported_optimizers()}
+    assert set(ZOO) == {name for name in names if name.lower() not in ours} - set(LEFT_OUT)
+    assert not any(name in LEFT_OUT and name in ZOO for name in names)
+
+
+@pytest.mark.parametrize("name", SCHEDULE_FREE)
+def test_a_schedule_free_optimizer_gives_out_its_average_and_goes_on_from_its_own_weights(name: str) -> None:
+    parameters = weights()
+    optimizer = make(name, parameters)
+    for _ in range(7):
+        step(optimizer, parameters)
+    trained = [parameter.detach().clone() for parameter in parameters]
+    # The trained y lies between the average x and the free z: y = b x + (1 - b) z.
+    between = optimizer.param_groups[0].get("betas", (optimizer.param_groups[0].get("momentum"),))[0]
+    wanted = [(y.double() - (1 - between) * optimizer.state[p]["z"].double()) / between for p, y in zip(parameters, trained)]
+    with pytest.raises(RuntimeError, match="in the middle"), shown(optimizer):
+        for found, average in zip(parameters, wanted):
+            torch.testing.assert_close(found.detach().double(), average, rtol=1e-5, atol=1e-6)
+        raise RuntimeError("in the middle")
+    assert all(torch.equal(parameter, own) for parameter, own in zip(parameters, trained))
+    step(optimizer, parameters)
+
+
+def test_an_average_of_averages_is_refused() -> None:
+    given = {"train_data_dir": "toy:star", "pretrained_model_name_or_path": "toy", "optimizer_type": "ScheduleFreeAdamW"}
+    flat.build(RUNS["sdxl", "network"], given)
+    with pytest.raises(OptionError, match="turn use_ema off"):
+        flat.build(RUNS["sdxl", "network"], {**given, "use_ema": True})
 
 
 def test_a_scheduler_class_of_ones_own_becomes_a_function_of_the_step() -> None:

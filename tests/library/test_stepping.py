@@ -13,14 +13,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.families import RUNS
 from sd_scripts.library.core.errors import NonFiniteLoss
 from sd_scripts.library.train.checkpoint import read_state
 from sd_scripts.library.train.optim import make_optimizer
-from sd_scripts.library.train.stepping import WEIGHT_BY_WEIGHT, Stepping, check, round_stochastically
+from sd_scripts.library.train.stepping import Stepping, round_stochastically
 from sd_scripts.library.train.trainer import Trainer
+from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.memory import FullMemoryOptions
-from sd_scripts.schema.optimizer import OptimizerOptions
+from sd_scripts.schema.optimizer import WEIGHT_BY_WEIGHT, OptimizerOptions
 from tests.library.small_trainers import make, trained, weights_of
 
 FLUX = ("flux", "full")
@@ -278,13 +279,14 @@ def test_a_gradient_that_is_no_number_leaves_no_damaged_state(more: dict[str, An
 
 @pytest.mark.parametrize("option", ["fused_backward_pass", "full_bf16"])
 def test_optimizers_that_need_all_weights_at_once_are_refused(option: str) -> None:
-    memory = FullMemoryOptions(**{option: True})
+    places = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star"}
+    given = {**places, "max_grad_norm": 0, "mixed_precision": "bf16", "gradient_accumulation_steps": 1}
     for name in WEIGHT_BY_WEIGHT:
-        check(memory, name)
-    for name in ("Prodigy", "somebody.Optimizer"):
-        check(FullMemoryOptions(), name)
+        flat.build(RUNS["flux", "full"], {**given, option: True, "optimizer_type": name})
+    for name in ("Prodigy", "CAME"):
+        flat.build(RUNS["flux", "full"], {**given, "optimizer_type": name})
         with pytest.raises(OptionError, match=f"{option} moves weights one at a time, and {name} may need all at once; choose"):
-            check(memory, name)
+            flat.build(RUNS["flux", "full"], {**given, option: True, "optimizer_type": name})
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

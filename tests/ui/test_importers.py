@@ -182,7 +182,7 @@ _KINDS: dict[str, tuple[type[RunOptions], dict[str, object], dict[str, object]]]
         {"optimizer": "Prodigy", "optimizer_args": '"decouple=True" "betas=0.9,0.99"', **_RATES},
         {"optimizer_type": "Prodigy", "optimizer_args": ("decouple=True", "betas=0.9,0.99"), "train_text_encoder": True},
     ),
-    "dadaptation": (SdxlNetwork, {"optimizer": "DAdaptAdam", "optimizer_args": "decouple=True", **_RATES}, {"optimizer_type": "Prodigy"}),
+    "dadaptation": (SdxlNetwork, {"optimizer": "dadaptadam", "optimizer_args": "decouple=True"} | _RATES, {"optimizer_type": "DAdaptAdam"}),
     "adafactor": (
         SdxlNetwork,
         {"optimizer": "Adafactor", "optimizer_args": "scale_parameter=False relative_step=False", "lr_scheduler": "adafactor"},
@@ -570,7 +570,7 @@ def test_a_data_set_configuration_takes_the_place_of_folders() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"optimizer": "DAdaptAdam"},
+        {"optimizer": "DAdaptAdaGrad"},
         {"LoRA_type": "LyCORIS/Diag-OFT"},
         {"LoRA_type": "LyCORIS/LoKr", "train_norm": True},
         {"clip_skip": 2},

@@ -149,7 +149,7 @@ class DdpmOptimizerOptions(FullOptimizerOptions):
     """Optimizer, learning rate, schedule for training from nothing."""
 
     learning_rate: Annotated[Rate, Show(basic=True)] = 2e-4
-    """Peak learning rate. Prodigy sets its own step size: give it 1."""
+    """Peak learning rate. Prodigy and DAdapt optimizers set their own step size: give them 1."""
 
 
 class DdpmTrainingOptions(TrainingOptions):

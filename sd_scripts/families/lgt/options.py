@@ -159,7 +159,7 @@ class LgtOptimizerOptions(FullOptimizerOptions):
     """Optimizer, learning rate, schedule for training from nothing."""
 
     learning_rate: Annotated[Rate, Show(basic=True)] = 5e-4
-    """Peak learning rate. Prodigy sets its own step size: give it 1."""
+    """Peak learning rate. Prodigy and DAdapt optimizers set their own step size: give them 1."""
 
 
 class LgtTrainingOptions(TrainingOptions):

@@ -25,12 +25,13 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from sd_scripts.library.adapters.inject import all_adapter_tensors
 from sd_scripts.library.core.blocks import blocks_of
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.optimizer import ZOO
 
 log = logging.getLogger("sd_scripts")
 
 ALIGNMENT = 256
 """Bytes: where the tensors of a buffer begin, as those of the device's own allocator do."""
-ON_ONE_DEVICE = ("AdamW8bit", "PagedAdamW8bit", "Lion8bit", "Prodigy")
+ON_ONE_DEVICE = ("AdamW8bit", "PagedAdamW8bit", "Lion8bit", "Prodigy", *ZOO)
 """Optimizers that work on a GPU alone, or sum over all weights where the first of them is."""
 _GIB = 2**30
 _PLAIN = (Tensor, nn.Parameter)

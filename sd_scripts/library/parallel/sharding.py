@@ -20,10 +20,11 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.optimizer import ZOO
 
 log = logging.getLogger("sd_scripts")
 
-WHOLE_TENSORS_ONLY = ("Adafactor", "AdamW8bit", "PagedAdamW8bit", "Lion8bit", "Prodigy")
+WHOLE_TENSORS_ONLY = ("Adafactor", "AdamW8bit", "PagedAdamW8bit", "Lion8bit", "Prodigy", *ZOO)
 """Optimizers that look at rows, columns, blocks or all of a weight at once, which no process has."""
 
 

@@ -27,7 +27,7 @@ from .conditioned import TrainedModel
 from .ema import MovingAverage
 from .meter import Sections, StepLog, marks_of
 from .nonfinite import ShownMicroBatch, times_among, write_report
-from .optim import restore
+from .optim import restore, shown
 from .process import Process
 from .stepping import Stepping
 from .timetable import Timetable
@@ -218,8 +218,8 @@ class Learner:
         return self.process.peers.exchanging() if self.sharded else nullcontext()
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Within the block the networks carry the moving average, where there is one."""
-        return nullcontext() if self.average is None else self.average.shown()
+        """Within the block the networks carry the moving average, or that of the optimizer, where there is one."""
+        return shown(self.optimizer) if self.average is None else self.average.shown()
 
     def state_dict(self) -> State:
         """Weights, optimizer and moving average, each process its share of what is sharded."""

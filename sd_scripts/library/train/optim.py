@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from sd_scripts.runs.schedules import Factor, factor_at, key_values
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.optimizer import OPTIMIZERS, OptimizerOptions
+from sd_scripts.schema.optimizer import BUILT_IN, OWN_RATE, PACKAGES, ZOO, OptimizerOptions
 
 Groups = Sequence[dict[str, Any]]
 """torch's parameter groups: params, lr (the peak rate of the group) and name."""
@@ -24,16 +25,14 @@ STATE_BYTES = {
 Adafactor remembers rows and columns. 8-bit ones have a float32 scale for each 256 numbers, and the pages of a paged one leave a device that
 is full. Prodigy keeps four numbers. SGD remembers 4 with momentum, else nothing.
 """
-_OPTIONAL = ("bitsandbytes", "prodigyopt")
-"""Packages that are installed by those who want their optimizers."""
 
 
 def _imported(package: str, name: str, option: str = "optimizer_type") -> Any:
     try:
         module = importlib.import_module(package)
     except ImportError as err:
-        root = package.partition(".")[0]
-        if root in _OPTIONAL:
+        root = package.partition(".")[0].replace("_", "-")
+        if root in PACKAGES.values():
             sentence = f"needs the package {root}, which cannot be imported ({err}): pip install {root}, or choose AdamW"
         else:
             sentence = f"cannot be imported from {package} ({err}); check the name of the module"
@@ -53,7 +52,11 @@ def custom_class(option: str, path: str, allowed: bool) -> Any:
         )
     if not module:
         raise OptionError(
-            Problem(option, f"{option}: {path} is neither in the list ({', '.join(OPTIMIZERS)}) nor of the form module.Class")
+            Problem(
+                option,
+                f"{option}: {path} is neither in the list ({', '.join(BUILT_IN)}, and those of pytorch-optimizer) nor of the form "
+                "module.Class",
+            )
         )
     found = _imported(module, name, option)
     if not inspect.isclass(found):
@@ -82,6 +85,8 @@ def _optimizer_class(options: OptimizerOptions) -> tuple[Callable[..., torch.opt
         return _imported("bitsandbytes.optim", name), {}
     if name == "Prodigy":
         return _imported("prodigyopt", "Prodigy"), {}
+    if name in ZOO:
+        return _imported("pytorch_optimizer", name), {}
     return custom_class("optimizer_type", name, options.allow_custom_modules), {}
 
 
@@ -94,17 +99,41 @@ def make_optimizer(options: OptimizerOptions, groups: Groups) -> torch.optim.Opt
         raise OptionError(
             Problem("optimizer_args", "optimizer_args: relative_step=True makes Adafactor ignore learning_rate and lr_scheduler; remove it")
         )
-    if options.optimizer_type == "Prodigy" and len({group["lr"] for group in groups if group["lr"]}) > 1:
+    if options.optimizer_type in OWN_RATE and len({group["lr"] for group in groups if group["lr"]}) > 1:
         raise OptionError(
             Problem(
                 "optimizer_type",
-                "optimizer_type: Prodigy finds one step size for all weights, so all learning rates must be equal; set them to 1",
+                f"optimizer_type: {options.optimizer_type} finds one step size for all weights, so all learning rates must be equal; set "
+                "them to 1",
             )
         )
     try:
-        return make([dict(group) for group in groups], lr=options.learning_rate, **{**arguments, **given})
+        optimizer = make([dict(group) for group in groups], lr=options.learning_rate, **{**arguments, **given})
     except (TypeError, ValueError, RuntimeError) as err:
         raise OptionError(Problem("optimizer_args", f"optimizer_args: {options.optimizer_type} refuses them: {err}")) from err
+    if hasattr(optimizer, "train"):
+        optimizer.train()
+    return optimizer
+
+
+@contextmanager
+def shown(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Within the block the weights are those that are given out, of an optimizer that trains others; afterwards its own again, to the bit.
+
+    Schedule-free ones, Defazio et al. 2024 (arXiv 2405.15682), go from one to the other by methods of the names eval and train.
+    """
+    if not hasattr(optimizer, "eval"):
+        yield
+        return
+    kept = [(weight, weight.detach().clone()) for group in optimizer.param_groups for weight in group["params"]]
+    optimizer.eval()
+    try:
+        yield
+    finally:
+        optimizer.train()
+        with torch.no_grad():
+            for weight, values in kept:
+                weight.copy_(values)
 
 
 def restore(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -126,7 +155,8 @@ def restore(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
 def _keep_precision(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Puts the numbers of a state back that torch has rounded to the precision of their weights, which is bf16 in some runs."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    for number, values in state["state"].items():
+    of_weights = {number: values for number, values in state["state"].items() if isinstance(number, int)}
+    for number, values in of_weights.items():
         held = optimizer.state[weights[number]]
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.is_floating_point() and held[name].dtype is not value.dtype:
@@ -135,9 +165,10 @@ def _keep_precision(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
 
 def _check_arguments(name: str, make: Callable[..., Any], given: dict[str, Any]) -> None:
     signature = inspect.signature(make)
-    if any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+    # Those of the zoo take any name, and leave out what they do not know.
+    if name not in ZOO and any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         return
-    known = [key for key in signature.parameters if key not in ("params", "lr")]
+    known = [key for key, p in signature.parameters.items() if key not in ("params", "lr") and p.kind is not p.VAR_KEYWORD]
     problems = []
     for key in given:
         if key == "lr":

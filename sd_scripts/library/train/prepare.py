@@ -40,7 +40,6 @@ from sd_scripts.schema.files import one_at_a_time, write_atomically
 from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
 from sd_scripts.schema.runs import RunOptions
 
-from . import stepping
 from .checkpoint import Identity
 from .editing import control_size, encoder_devices, with_controls
 from .environment import CPU, with_global_batch, with_precision
@@ -255,7 +254,6 @@ def check(found: WithPreviews) -> str:
     options, process = found.options, found.process
     uncompiled = compiling.check(options.compile, process.device)
     kernels.check(options, process.device)
-    stepping.check(options.memory, options.optimizer.optimizer_type)
     check_alone(options.memory, process.peers.world)
     return uncompiled
 

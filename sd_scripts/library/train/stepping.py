@@ -18,31 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.library.core.rng import seed_for
-from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.memory import MemoryOptions
 
-WEIGHT_BY_WEIGHT = ("AdamW", "AdamW8bit", "PagedAdamW8bit", "Adafactor", "Lion", "Lion8bit", "SGD")
-"""Optimizers that look at one weight at a time: each has its state by itself, and nothing is written to their groups."""
 _CUT = -(1 << 16)
 """Leaves of the bits of a float32 number those that bf16 has."""
-
-
-def check(memory: MemoryOptions, optimizer_type: str) -> None:
-    """Raises OptionError for an optimizer that cannot move weights one at a time, where the options ask for it."""
-    if optimizer_type in WEIGHT_BY_WEIGHT:
-        return
-    asked = {"fused_backward_pass": memory.steps_in_backward, "full_bf16": memory.weights_in_bf16}
-    problems = [
-        Problem(
-            name,
-            f"{name} moves weights one at a time, and {optimizer_type} may need all at once; choose an optimizer_type of "
-            f"{', '.join(WEIGHT_BY_WEIGHT)}, or turn {name} off",
-        )
-        for name, on in asked.items()
-        if on
-    ]
-    if problems:
-        raise OptionError(problems)
 
 
 def trained_dtype(memory: MemoryOptions) -> torch.dtype:

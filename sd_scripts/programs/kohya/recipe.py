@@ -6,9 +6,10 @@ import math
 import shlex
 
 from sd_scripts.schema import kohya_words as words
+from sd_scripts.schema.optimizer import SCHEDULE_FREE, ZOO
 from sd_scripts.schema.sheet import is_empty, is_off
 
-from ..table import DIFFUSERS_LINE, size_shift
+from ..table import DIFFUSERS_LINE, size_shift, takes
 from .sheet import KohyaSheet, Table, rules
 
 RECIPE: Table = {}
@@ -22,8 +23,7 @@ _NESTEROV = ("sgdnesterov", "sgdnesterov8bit")
 _NEAREST = {
     "dadapt": ("Prodigy", "which finds its own step size too, from a learning rate of 1"),
     "prodigy": ("Prodigy", "of the same family"),
-    "ademamix": ("AdamW8bit", "the nearest there is"),
-    "came": ("Adafactor", "which saves memory the same way"),
+    "ademamix": ("AdEMAMix", "of the same kind"),
     "sgd": ("SGD", "the nearest there is"),
     "": ("AdamW", "the usual choice"),
 }
@@ -31,7 +31,7 @@ _NEAREST = {
 
 def _optimizer(name: str) -> tuple[str, str]:
     """Our optimizer for one of kohya's, and what it is the nearest to; an empty text when it is the same."""
-    short = name.strip().lower()
+    short = words.bare_name(name)
     if short in words.OPTIMIZERS_BY_NAME or short in _NESTEROV:
         return words.OPTIMIZERS_BY_NAME.get(short, "SGD"), ""
     return next(found for part, found in _NEAREST.items() if part in short)
@@ -82,6 +82,13 @@ def _optimizer_args(sheet: KohyaSheet, key: str) -> None:
         sheet.skip(key, "it is empty")
     elif why:
         sheet.lose(key, f"they are arguments of {name}; {ours} has its own, and got none")
+    elif ours in ZOO:
+        renamed = [f"weight_{item}" if item.startswith("decouple=") else item for item in given]
+        kept = [item for item in renamed if takes(ours, item.partition("=")[0].strip())]
+        if kept:
+            sheet.take(key, "optimizer_args", kept, "" if kept == given else f"what {ours} has of it")
+        else:
+            sheet.lose(key, f"{ours} has its own arguments, and got none")
     elif ours == "Adafactor":
         kept = [item for item in given if item.partition("=")[0].strip() not in ("relative_step", "warmup_init", "scale_parameter")]
         own = "its own rate is not used here, learning_rate is: check it"
@@ -98,6 +105,8 @@ def _optimizer_args(sheet: KohyaSheet, key: str) -> None:
 def _schedule(sheet: KohyaSheet, key: str) -> None:
     if not is_empty(sheet.value("lr_scheduler_type")):
         sheet.skip(key, "lr_scheduler_type replaces it")
+    elif _optimizer(str(sheet.first("optimizer", "optimizer_type") or "AdamW"))[0] in SCHEDULE_FREE:
+        sheet.take(key, "lr_scheduler", "constant", "such an optimizer has no schedule")
     elif sheet.value(key) == "adafactor":
         sheet.take(key, "lr_scheduler", "constant", "Adafactor's own schedule is not used")
     else:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 
-from sd_scripts.schema.optimizer import OPTIMIZERS
+from sd_scripts.schema.optimizer import BY_NAME
 
 from .keys import DEFAULTS, NOT_NEEDED, NOT_READ, KeyReader, Rule
 from .models import IMAGE_ATTENTION, MODELS, PARTS, ends, name_of
@@ -298,7 +298,7 @@ def _side(area: object) -> int | None:
 # --- optimizer, training, caches ------------------------------------------------------------------------------------
 
 _OPTIMIZERS = {
-    **{name.lower(): name for name in OPTIMIZERS},
+    **BY_NAME,
     "adam8bit": "AdamW8bit",
     "pagedadam8bit": "PagedAdamW8bit",
     "adam": "AdamW",
