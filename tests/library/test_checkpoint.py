@@ -119,6 +119,14 @@ def test_only_the_newest_states_stay(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["000100", "001000"]
 
 
+def test_states_beyond_the_one_that_training_goes_back_to_are_removed(tmp_path: Path) -> None:
+    keeper = checkpointer(tmp_path, save_last_n_states=4)
+    for step in (5, 10, 15, 20):
+        keeper.save_state(step, state(step))
+    assert keeper.drop_states_after(10) == [15, 20]
+    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["000005", "000010"]
+
+
 def damage(path: Path, how: str) -> None:
     weights = path / "weights.safetensors"
     if how == "cut off":

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sd_scripts.families import RUNS
 from sd_scripts.families.flux.options import FluxSampleOptions
 from sd_scripts.families.qwen_edit.options import QwenImageSampleOptions
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
+from sd_scripts.schema.prompts import Defaults, PromptSpec, flags_of, read_prompts
 from sd_scripts.schema.samples import UNetSampleOptions
 
 
@@ -67,6 +68,15 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
         )
     )  # fmt: skip
     assert read(str(toml)) == read(str(listed)) == [WANTED[0], PromptSpec("a second one", "ugly", 1024, 768, 8, 12, 6.0, "auto")]
+
+
+def test_only_a_family_with_several_samplers_has_the_flag_for_one() -> None:
+    kinds = {run.model_fields["samples"].annotation for run in RUNS.values() if "samples" in run.model_fields}
+    with_one, with_several = ([kind for kind in kinds if ("sample_sampler" in kind.model_fields) is has] for has in (False, True))
+    assert with_one and with_several
+    for kind in kinds:
+        flags = set(flags_of(kind))
+        assert {"w", "h", "d", "s"} <= flags and ("ss" in flags) is (kind in with_several), kind
 
 
 def test_typed_prompts_take_the_options_of_the_run() -> None:

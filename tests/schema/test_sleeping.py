@@ -93,6 +93,13 @@ def test_one_option_given_alone_is_answered_with_that_option() -> None:
         assert flatten(asked.options) == flatten(build(SdxlNetwork, NEEDED))
 
 
+def test_the_rank_of_convolutions_sleeps_where_a_merged_file_keeps_its_own_rank() -> None:
+    merge = TOOLS["merge_lora"]
+    assert "new_conv_rank" in asleep(merge, {"new_conv_rank": 4}) and "new_conv_rank" not in asleep(
+        merge, {"new_conv_rank": 4, "new_rank": 8}
+    )
+
+
 def test_what_is_on_by_default_wakes_what_needs_it_and_zero_versions_are_the_default() -> None:
     # The default of w_low is not 0 and that of use_ema is on here: a field is not asleep because its switch stands at its default.
     lgt = build(Lgt, {"train_data_dir": "toy:styles", "vae": "toy", "low_pass_size": 9, "ema_decay": 0.9})
