@@ -436,7 +436,7 @@ SCRIPTS = {
     "training": [path for path in PYTHON if path.parent == Path("sd_scripts") and "_train" in path.stem],
     "tools": [path for path in PYTHON if path.parent == Path("sd_scripts/networks")],
     "drawing tools": [Path("sd_scripts/ddpm_sample.py"), Path("sd_scripts/lgt_infer.py")],
-    "image tools": [Path(f"sd_scripts/{name}.py") for name in ("caption", "mask", "faces", "rate")],
+    "image tools": [Path(f"sd_scripts/{name}.py") for name in ("caption", "mask", "faces", "duplicates", "rate")],
 }
 
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from sd_scripts.dataset.caption_files import Words
 from sd_scripts.families import TOOLS
 from sd_scripts.schema.captioning import DESCRIBE, KEY_VARIABLE, CaptionImages, CaptionSection
+from sd_scripts.schema.duplicates import FindDuplicates
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.faces import FindFaces
 from sd_scripts.schema.masking import MaskImages
@@ -25,8 +26,11 @@ from ..context import Context
 from ..notices import check_host
 from . import masks
 from .room import Room
+from .thumbnails import FOLDER as KEPT
 
 Answer = dict[str, Any]
+LOOKS = (FindFaces, FindDuplicates)
+"""Those that change nothing, so that any data set may be looked at."""
 DATA_TOOLS = {name: tool for name, tool in TOOLS.items() if tool.tab == "data"}
 
 
@@ -48,14 +52,12 @@ class Desk:
 
 
 def forms(desk: Desk, _order: Mapping[str, Any]) -> Answer:
-    """The forms of the tools, what was started for this data set, newest first, and what is wrong with faces in images that were looked
-    at as they are cut now."""
+    """The forms of the tools, what was started for this data set, newest first, what is wrong with faces in images that were looked at as
+    they are cut now, and the near duplicates that a model has found: groups of (index, cosine distance from the first)."""
     starts = desk.bench.recent(about=str(desk.room.root.absolute()))
     known = {"tools": [tools.form_of(tool) for tool in DATA_TOOLS.values()], "runs": [tools.row(each) for each in starts]}
-    return {
-        **known,
-        "faces": _faces(desk.room, [each for each in starts if each.order.tool == FindFaces.name and each.state == "finished"]),
-    }
+    faces, duplicates = ([each for each in starts if each.order.tool == tool.name and each.state == "finished"] for tool in LOOKS)
+    return {**known, "faces": _faces(desk.room, faces), "alike": _alike(desk.room, duplicates[0]) if duplicates else []}
 
 
 def _faces(room: Room, looks: list[tools.Started]) -> dict[int, str]:
@@ -77,13 +79,25 @@ def _faces(room: Room, looks: list[tools.Started]) -> dict[int, str]:
     return found
 
 
+def _alike(room: Room, look: tools.Started) -> list[list[tuple[int, float]]]:
+    """The groups that a look has found, without images that are gone or have changed since, and groups of which one is left."""
+    places = {Path(os.path.relpath(path, room.root)).as_posix(): index for index, path in enumerate(room.paths)}
+    found = []
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        for group in tools.report(look)["groups"]:
+            named = [(places[row["file"]], float(row["distance"])) for row in group if row["file"] in places]
+            left = [(index, distance) for index, distance in named if room.paths[index].stat().st_mtime <= look.order.started]
+            found += [left] if len(left) > 1 else []
+    return found
+
+
 def start(desk: Desk, order: Mapping[str, Any]) -> Answer:
     """Starts a tool for some images. Where it would send something away, first says what; with the digest of that (known) it starts."""
     tool, texts = DATA_TOOLS.get(str(order.get("tool"))), order.get("texts")
     if tool is None or not isinstance(texts, dict):
         raise OptionError("This is not an order of the page; reload it.")
     makes_masks = tool is MaskImages
-    why = desk.room.why_no_masks if makes_masks else "" if tool is FindFaces else desk.room.why_fixed
+    why = desk.room.why_no_masks if makes_masks else "" if tool in LOOKS else desk.room.why_fixed
     if why:
         raise OptionError(why)
     indices = _indices(desk.room, order)
@@ -96,6 +110,9 @@ def start(desk: Desk, order: Mapping[str, Any]) -> Answer:
     listed = _masks_listed(desk.room, indices) if makes_masks else (_cuts if tool is FindFaces else _listed)(desk.room, indices)
     folder = desk.room.options.dataset.conditioning_data_dir if makes_masks else None
     settled = {"mask_dir": str(Path(folder).absolute())} if folder else {}
+    if tool is FindDuplicates:
+        # Beside the small copies, which are tidied together with what nobody has used for long.
+        settled = {"vector_dir": str((desk.context.output_dir / KEPT).absolute())}
     started = desk.bench.work_on_images(tool, texts, listed, settled, {KEY_VARIABLE: key})
     desk.context.supervisor.watch()
     return {"run": tools.row(started)}

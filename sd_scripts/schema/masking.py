@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from .captioning import CaptionImages
+from .duplicates import FindDuplicates
 from .faces import FindFaces
 from .fields import Section, Show, raise_all
 from .tools import ReportOptions, ToolOptions
@@ -106,5 +107,5 @@ class MaskImages(ToolOptions):
         return self.masks.mask_model != ALPHA and self.masks.device == "auto"
 
 
-DATA_TOOLS: tuple[type[ToolOptions], ...] = (CaptionImages, MaskImages, FindFaces)
+DATA_TOOLS: tuple[type[ToolOptions], ...] = (CaptionImages, MaskImages, FindFaces, FindDuplicates)
 """Those of the Data tab, for the images of a data set."""

@@ -24,7 +24,7 @@ from sd_scripts.families import TOOLS
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.toy import worlds
-from tests import small_captioners, small_segmenters
+from tests import small_captioners, small_raters, small_segmenters
 from tests.caption_server import Server, answer
 from tests.ui.standin_runs import SCRIPT, command, options, until
 
@@ -220,6 +220,29 @@ def test_faces_that_are_cut_are_findings_of_the_images_as_they_are_cut_now(
     os.utime(desk.room.paths[index], (time.time() + 60,) * 2)
     assert set(jobs.forms(desk, {})["faces"]) == set(others), "an image that has changed since"
     assert jobs.forms(desk_of(context, folder), {})["faces"] == {}, "cut in another way"
+
+
+def test_near_duplicates_by_a_model_are_groups_of_the_images_that_have_not_changed_since(
+    context: Context, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    desk = desk_of(context, folder)
+    assert jobs.forms(desk, {})["alike"] == []
+    # At this distance everything is alike.
+    asked = {"image_model": str(small_raters.dino(tmp_path / "dino")), "duplicate_distance": "2", "device": "cpu"}
+    started = ended(desk, jobs.start(desk, {"tool": "duplicates", "texts": asked})["run"]["name"])
+    (told,) = tools.report(started)["groups"]
+    (group,) = jobs.forms(desk, {})["alike"]
+    names = [path.relative_to(folder).as_posix() for path in desk.room.paths]
+    assert [(names[index], distance) for index, distance in group] == [(row["file"], row["distance"]) for row in told]
+    assert len(group) == COUNT and len(list(context.output_dir.rglob("*.vector"))) == COUNT and not list(folder.rglob("*.vector"))
+    changed = group[2][0]
+    os.utime(desk.room.paths[changed], (time.time() + 60,) * 2)
+    (left,) = jobs.forms(desk, {})["alike"]
+    assert left == [row for row in group if row[0] != changed]
+    for index, _ in group[1:]:
+        os.utime(desk.room.paths[index], (time.time() + 60,) * 2)
+    assert jobs.forms(desk, {})["alike"] == [], "one image is no group"
 
 
 def test_an_image_that_training_reads_is_seen_as_training_sees_it(context: Context, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import { aboutTokens } from "./tokens.js";
 import { makeWork, openWork } from "./work.js";
 
 export async function data({ root }) {
-  const desk = { known: null, texts: [], marked: new Map(), faces: new Map() };
+  const desk = { known: null, texts: [], marked: new Map(), faces: new Map(), alike: [] };
   const status = make("p", { class: "kl-status", role: "status" });
   const wrong = make("div", { class: "kl-error", role: "alert", hidden: true });
   const bar = makeBar(t`Progress`);
@@ -29,6 +29,7 @@ export async function data({ root }) {
   const again = make("button", { type: "button", class: "kl-button", text: t`Open again`, onclick: () => open() });
   const looks = {
     faces: button(t`Find faces cut off`, () => openWork(desk, "faces", shownIndices(), (row) => work.show(row))),
+    alike: button(t`Find near duplicates with a model`, () => openWork(desk, "duplicates", shownIndices(), (row) => work.show(row))),
     undo: button(t`Undo`, undo),
     masks: button(t`Make masks`, () => openWork(desk, "mask", shownIndices(), (row) => work.show(row))),
     tags: button(t`Tags`, () => tags(desk, (tag) => { search.value = tag; sift(); })),
@@ -41,6 +42,7 @@ export async function data({ root }) {
     looks.tags,
     looks.proposals,
     looks.faces,
+    looks.alike,
     looks.undo,
   ];
   const back = make("button", { type: "button", class: "kl-button", hidden: true, onclick: bringBack });
@@ -72,9 +74,11 @@ export async function data({ root }) {
     const item = desk.known.items[index];
     const tokens = aboutTokens(desk.texts[index]);
     return [item.kind, desk.texts[index].trim() ? "" : t`no caption`, item.small ? "small" : "", item.enlarged ? "enlarged" : "",
-      desk.known.length && tokens > desk.known.length ? t`long caption` : "", desk.faces.get(index) || "", desk.marked.get(index) || ""].filter(Boolean);
+      desk.known.length && tokens > desk.known.length ? t`long caption` : "", desk.faces.get(index) || "", isAlike(index) ? t`alike for the model` : "", desk.marked.get(index) || ""].filter(Boolean);
   }
   desk.findings = findings;
+  // The first of a group is the one to keep.
+  const isAlike = (index) => desk.alike.some(([, ...others]) => others.some(([each]) => each === index));
 
   function cell(index) {
     const item = desk.known.items[index];
@@ -173,8 +177,9 @@ export async function data({ root }) {
     desk.known = has ? last : null;
     desk.marked = new Map();
     desk.faces = new Map();
+    desk.alike = [];
     desk.texts = has ? last.items.map((item) => item.caption) : [];
-    for (const each of orders) each.disabled = !has || Boolean(each === looks.masks ? last.noMasks : each === looks.undo ? last.fixed && last.noMasks : last.fixed && ![looks.tags, looks.proposals, looks.faces].includes(each));
+    for (const each of orders) each.disabled = !has || Boolean(each === looks.masks ? last.noMasks : each === looks.undo ? last.fixed && last.noMasks : last.fixed && ![looks.tags, looks.proposals, looks.faces, looks.alike].includes(each));
     panel.clear();
     back.hidden = !has || !last.leftOut;
     back.textContent = t`Bring back what was left out`;

@@ -14,6 +14,8 @@ import { openDialog } from "../picking/dialog.js";
 const DRAFT = "kl.data.work";
 const STATES = { queued: t`Waiting`, running: t`Running`, finished: t`Finished`, failed: t`Failed`, cancelled: t`Stopped`, died: t`Died` };
 const FACES = { "a face at the edge of the image": t`face at the edge`, "a face outside of the cut": t`face outside of the cut`, "a face that the cut goes through": t`face cut through` };
+// Of a report, whose lines begin small and have no end.
+const sentence = (line) => `${line[0].toUpperCase()}${line.slice(1)}${/[.!?…]$/.test(line) ? "" : "."}`;
 const STARTED = ["queued", "running"];
 
 const keyField = (id) => {
@@ -87,7 +89,7 @@ export function makeWork(desk, after) {
     say(badge, STATES[state]);
     bar.root.hidden = !isOn;
     bar.show(answer.percent === null ? null : answer.percent / 100, state === "running");
-    const lines = answer.report && Array.isArray(answer.report.lines) ? answer.report.lines.join(". ") : "";
+    const lines = answer.report && Array.isArray(answer.report.lines) ? answer.report.lines.map(sentence).join(" ") : "";
     const last = answer.console.open || answer.console.lines[answer.console.lines.length - 1] || "";
     say(line, state === "queued" ? t`It waits until a device is free.` : isOn ? last || t`Starting …` : lines || last || line.textContent);
     stop.hidden = !isOn;
@@ -97,13 +99,14 @@ export function makeWork(desk, after) {
     log.update(answer.console);
     if (state === "failed" || state === "died") log.root.open = true;
     await renew();
-    if (hasEnded && answer.tool === "faces") takeFaces(await post("/kl/data/tool/forms", { room: desk.known.room }));
+    if (hasEnded && ["faces", "duplicates"].includes(answer.tool)) take(await post("/kl/data/tool/forms", { room: desk.known.room }));
   }
 
-  function takeFaces({ faces }) {
-    const had = desk.faces.size;
+  function take({ faces, alike }) {
+    const had = desk.faces.size + desk.alike.length;
+    desk.alike = alike || [];
     desk.faces = new Map(Object.entries(faces || {}).map(([index, why]) => [Number(index), FACES[why] || why]));
-    if (had || desk.faces.size) after({}, {});
+    if (had || desk.faces.size || desk.alike.length) after({}, {});
   }
 
   // Captions and masks that were written since, here or by whomever.
@@ -132,7 +135,7 @@ export function makeWork(desk, after) {
       const known = await post("/kl/data/tool/forms", { room: desk.known.room }).catch(() => null);
       if (!known || known.problems) return;
       labels = Object.fromEntries(known.tools.map(({ name, label }) => [name, translated(label)]));
-      takeFaces(known);
+      take(known);
       const newest = known.runs[0];
       if (newest && newest.state !== "finished") show(newest);
       else if (newest?.name !== run) root.hidden = true;

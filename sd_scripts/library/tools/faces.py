@@ -46,17 +46,13 @@ class Sight:
 def find(options: FaceSection) -> Report:
     """Names the images whose faces are cut. Raises OptionError."""
     root = Path(options.image_dir).expanduser().absolute()
-    if not root.is_dir():
-        raise OptionError(Problem("image_dir", f"image_dir: there is no folder {options.image_dir}"))
-    sights = _sights(options, root)
-    if not sights:
-        raise OptionError(Problem("image_dir", f"image_dir: there are no images in {options.image_dir}"))
+    looked_at = sights(options.image_dir, options.image_list, root)
     detector = Detector(folder_of("face_model", options.face_model), options)
     rows: list[dict[str, Any]] = []
     bad = []
     faces = 0
-    with Bar(total=len(sights), unit="image", mininterval=0.5) as bar:
-        for sight in sights:
+    with Bar(total=len(looked_at), unit="image", mininterval=0.5) as bar:
+        for sight in looked_at:
             try:
                 image = Image.fromarray(images.decode(sight.path).rgb)
             except (images.BadImage, OSError) as err:
@@ -69,7 +65,7 @@ def find(options: FaceSection) -> Report:
                     {"file": sight.name, "why": why} for why in dict.fromkeys(filter(None, (fault(box, sight.frame) for box in found)))
                 ]
             bar.update(1)
-    return _report(rows, faces, len(sights), bad)
+    return _report(rows, faces, len(looked_at), bad)
 
 
 def fault(face: Box, frame: Box) -> str:
@@ -85,21 +81,33 @@ def fault(face: Box, frame: Box) -> str:
     return "a face that the cut goes through" if across * down < CUT * whole else ""
 
 
-def _sights(options: FaceSection, root: Path) -> list[Sight]:
-    if options.image_list is None:
-        found = (path for path in sorted(root.rglob("*")) if path.suffix.lower() in images.EXTENSIONS and path.is_file())
-        names = [path.relative_to(root) for path in found]
-        return [Sight(root / name, name.as_posix(), WHOLE) for name in names if not any(part.startswith(".") for part in name.parts)]
+def sights(image_dir: str, image_list: str | None, root: Path) -> list[Sight]:
+    """What a list names, or else all images in root, the path of image_dir. Raises OptionError, also where there are none."""
+    if not root.is_dir():
+        raise OptionError(Problem("image_dir", f"image_dir: there is no folder {image_dir}"))
+    found = _listed(image_list, root) if image_list is not None else _inside(root)
+    if not found:
+        raise OptionError(Problem("image_dir", f"image_dir: there are no images in {image_dir}"))
+    return found
+
+
+def _inside(root: Path) -> list[Sight]:
+    found = (path for path in sorted(root.rglob("*")) if path.suffix.lower() in images.EXTENSIONS and path.is_file())
+    names = [path.relative_to(root) for path in found]
+    return [Sight(root / name, name.as_posix(), WHOLE) for name in names if not any(part.startswith(".") for part in name.parts)]
+
+
+def _listed(image_list: str, root: Path) -> list[Sight]:
     try:
-        text = Path(options.image_list).expanduser().read_text(encoding="utf-8")
+        text = Path(image_list).expanduser().read_text(encoding="utf-8")
         rows = [json_of(line) for line in text.splitlines() if line.strip()]
-        sights = [Sight(root / row["file_name"], str(row["file_name"]), _frame(row.get("frame"))) for row in rows]
+        found = [Sight(root / row["file_name"], str(row["file_name"]), _frame(row.get("frame"))) for row in rows]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
-        raise OptionError(Problem("image_list", f"image_list: {options.image_list} is not JSON lines with file_name ({err})")) from err
-    outside = [sight.path for sight in sights if ".." in sight.path.parts or not sight.path.is_relative_to(root)]
+        raise OptionError(Problem("image_list", f"image_list: {image_list} is not JSON lines with file_name ({err})")) from err
+    outside = [sight.path for sight in found if ".." in sight.path.parts or not sight.path.is_relative_to(root)]
     if outside:
         raise OptionError(Problem("image_list", f"image_list: {outside[0]} lies outside of {root}"))
-    return sights
+    return found
 
 
 def _frame(given: Any) -> Box:
