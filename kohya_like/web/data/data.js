@@ -89,10 +89,11 @@ export async function data({ root }) {
     if (frame) frame.style.cssText = `left:${left};top:${top};width:${width};height:${height}`;
     const picture = make("span", { class: "kl-data-picture" }, make("img", { src: image(index), alt: "", loading: "lazy", decoding: "async" }), frame);
     picture.style.cssText = `width:${Math.round(w * scale)}px;height:${Math.round(h * scale)}px`;
+    const marks = [`${item.bucket.join(" x ")}${item.repeats > 1 ? ` · ${t`${item.repeats} times`}` : ""}`, ...findings(index)].join(" · ");
     return make("div", { class: "kl-data-inside" }, make("span", { class: "kl-data-stage" }, picture),
       make("span", { class: "kl-data-name", text: item.name }),
       make("span", { class: "kl-data-caption", text: desk.texts[index] || t`(no caption)` }),
-      make("span", { class: "kl-data-marks", text: [`${item.bucket.join(" x ")}${item.repeats > 1 ? ` · ${t`${item.repeats} times`}` : ""}`, ...findings(index)].join(" · ") }));
+      make("span", { class: "kl-data-marks", text: marks, title: marks }));
   }
 
   const KINDS = {

@@ -15,7 +15,7 @@ export function makeGrid({ label, cell, choose }) {
   let shown = []; // indices of items, in their order
   let active = -1; // place among them
   let width = LEAST_WIDTH; // of a cell, without the gap
-  const height = 220;
+  const height = 236;
   let columns = 1;
   let drawn = new Map(); // place -> element
 

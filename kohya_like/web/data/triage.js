@@ -58,7 +58,7 @@ export async function proposals(desk, bar, status, { mark, leaveOut }) {
       const item = desk.known.items[index];
       box.addEventListener("change", () => tick(index, box.checked));
       if (isProposed) tick(index, true);
-      return make("label", { class: "kl-data-choice", for: box.id }, make("img", { src: desk.image(index), alt: "", loading: "lazy" }), make("span", { text: [item.name, item.size.join(" x "), translated(item.kind || ""), kind === "alike" && distances.has(index) ? t`distance ${distances.get(index).toFixed(3)}` : ""].filter(Boolean).join(", ") }), box);
+      return make("label", { class: "kl-data-choice", for: box.id }, make("img", { src: desk.image(index), alt: "", loading: "lazy" }), make("span", { text: [item.name, item.size.join(" x "), translated(item.kind || ""), kind === "alike" && distances.has(index) ? t`distance ${distances.get(index).toFixed(4)}` : ""].filter(Boolean).join(", ") }), box);
     };
     // Of those that are the same the best stays; what is blurred or small is shown, and nothing of it is ticked.
     const groups = (title, kind, found, proposes) => (found.length ? [make("h3", { text: `${title}: ${found.length}` }), ...found.slice(0, SHOWN_GROUPS).map((group) => make("div", { class: "kl-data-group" }, ...group.map((index, place) => choice(index, proposes && place > 0, kind)))),

@@ -62,7 +62,7 @@ def find(options: DuplicateSection) -> Report:
 
 def _line(group: Sequence[dict[str, Any]]) -> str:
     first, *others = group
-    return f"{first['file']}: " + ", ".join(f"{one['file']} ({one['distance']:.3f})" for one in others)
+    return f"{first['file']}: " + ", ".join(f"{one['file']} ({one['distance']:.4f})" for one in others)
 
 
 def groups_of(vectors: NDArray[np.float32], distance: float) -> list[Group]:
