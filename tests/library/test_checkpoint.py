@@ -7,6 +7,8 @@ import json
 import math
 import os
 import random
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -167,10 +169,12 @@ def test_a_full_disk_is_a_sentence_and_leaves_the_earlier_state_whole(tmp_path: 
     large = {"weights": {"a": torch.zeros(200_000)}, "loop": {"step": 6}}
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-        with pytest.raises(NoRoomLeft, match="What was saved earlier is untouched"):
+        with pytest.raises(NoRoomLeft, match="What was saved earlier is untouched") as caught:
             keeper.save_state(6, large)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    whole = shutil.disk_usage(tmp_path).total / 2**30
+    assert 0 < float(re.search(r"\(([\d.]+) GiB are free there\)", str(caught.value)).group(1)) <= round(whole, 2)
     assert os.listdir(tmp_path / "state") == ["000003"]
     assert newest_whole(tmp_path / "state")[0] == tmp_path / "state" / "000003"
     keeper.save_state(6, large)

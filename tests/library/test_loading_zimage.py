@@ -260,6 +260,7 @@ def test_networks_that_do_not_belong_together_are_named_all_at_once(folder, tiny
     assert "takes latents of 4 channels, but those of the VAE have 16" in told
     assert "makes rows of 32 numbers, but the transformer takes 24" in told
     assert "max_token_length: 512 tokens do not fit into the 256 positions of the transformer; take at most 224" in told
+    assert "max_token_length" in sentence(folder, max_token_length=225) and "max_token_length" not in sentence(folder, max_token_length=224)
 
 
 def test_a_scheduler_that_shifts_by_size_needs_a_shift(folder):

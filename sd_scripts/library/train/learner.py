@@ -117,7 +117,6 @@ class Learner:
         finite_loss, finite_norm = loss - loss == 0, grad_norm - grad_norm == 0
         overflowed = self.scaler.is_enabled() and finite_loss and not finite_norm
         if not finite_loss or (not finite_norm and (not overflowed or self.scaler.get_scale() < SMALLEST_SCALE)):
-            self.optimizer.zero_grad(set_to_none=True)
             raise self._not_finite(step, loss, grad_norm, shown)
         limit = self.timetable.max_grad_norm
         if limit and grad_norm > limit and not overflowed:
@@ -165,7 +164,6 @@ class Learner:
         state.
         """
         if not math.isfinite(value := float(loss.detach())):
-            self.optimizer.zero_grad(set_to_none=True)
             raise self._not_finite(step, value, math.nan, shown)
         if last:
             assert self.stepping is not None

@@ -105,6 +105,9 @@ def test_what_a_lora_cannot_say_is_reported(tmp_path: Path) -> None:
     assert list(report.values["layers"]) == ["unet.mid_block.attentions.0.proj_in"]
     assert report.values["text_encoders_left_out"].keys() == {"te1"}
     assert 0 < report.values["share_left_out"] < 1
+    assert report.values["text_encoders_left_out"]["te1"] == 0, "its embedding is no layer"
+    same = extract(section(**options, min_diff=0, save_to=str(tmp_path / "z.safetensors")))
+    assert same.values["text_encoders_left_out"] == {"te1": 0} and same.values["layers"].keys() == report.values["layers"].keys()
     whole = extract(section(**options, conv_dim=2, save_to=str(tmp_path / "y.safetensors")))
     assert set(whole.values["layers"]) == {"unet.mid_block.attentions.0.proj_in", "unet.conv_in"}
     assert load_file(tmp_path / "y.safetensors")["lora_unet_conv_in.lora_down.weight"].shape == (2, 4, 3, 3)
