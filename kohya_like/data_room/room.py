@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ SMALL_SHARE = 0.5
 """An image with less than this share of the training size's pixels is called small."""
 _LENGTHS = ("max_token_length", "t5xxl_max_token_length", "text_max_len")
 _TELL_EVERY = 10
+_ITEMS_AT_ONCE = 200
 
 
 @dataclass
@@ -111,7 +113,7 @@ class Rooms:
         self._lock = threading.Lock()
 
     def open(self, options: RunOptions) -> Iterator[dict[str, Any]]:
-        """Sentences while it looks ({"say"}), then the data set. Raises OptionError."""
+        """Sentences while it looks ({"say"}), then the images, some at a time ({"items"}), and the data set. Raises OptionError."""
         view = None
         given = options.dataset.train_data_dir
         above = Path(given) if given and Path(given).is_dir() else None
@@ -144,6 +146,10 @@ class Rooms:
         if not self._is_tidy:
             self.thumbnails.tidy()
             self._is_tidy = True
+        # All of 10,000 at once would take 16 MiB, which the process then keeps.
+        items = items_of(room)
+        while some := list(islice(items, _ITEMS_AT_ONCE)):
+            yield {"items": some}
         yield {"room": name, **as_page(room)}
 
     def find(self, name: object) -> Room:
@@ -156,37 +162,38 @@ class Rooms:
             return room
 
 
-def as_page(room: Room) -> dict[str, Any]:
-    """The data set as web/data draws it. Sizes in pixels; frame: left, top, width and height of the crop as shares of the image."""
+def items_of(room: Room) -> Iterator[dict[str, Any]]:
+    """The images as web/data draws them. Sizes in pixels; frame: left, top, width and height of the crop as shares of the image."""
     plan = room.view.plan
     held_out = set(plan.held_out)
-    items = []
     for index, image in enumerate(plan.images):
         subset = plan.subsets[image.subset]
         cut = plan.cut(index, 0)
         (across, down), (width, height) = cut.excess, cut.resized
         place = (across // 2, down // 2)
-        items.append(
-            {
-                "name": os.path.relpath(image.path, room.root) if room.paths[index].is_relative_to(room.root) else image.path,
-                "size": [image.width, image.height],
-                "bucket": list(cut.bucket),
-                "frame": [place[0] / width, place[1] / height, cut.bucket[0] / width, cut.bucket[1] / height],
-                "enlarged": cut.resized[0] > image.width,
-                "small": image.width * image.height < SMALL_SHARE * plan.options.resolution[0] * plan.options.resolution[1],
-                "repeats": subset.repeats,
-                "kind": "regularisation" if subset.is_reg else "held out" if index in held_out else "",
-                "caption": image.caption,
-                "class": subset.class_tokens,
-                "controls": [[control.width, control.height] for control in image.controls],
-                "mask": masks.has_mask(room, index),
-            }
-        )
+        yield {
+            "name": os.path.relpath(image.path, room.root) if room.paths[index].is_relative_to(room.root) else image.path,
+            "size": [image.width, image.height],
+            "bucket": list(cut.bucket),
+            "frame": [place[0] / width, place[1] / height, cut.bucket[0] / width, cut.bucket[1] / height],
+            "enlarged": cut.resized[0] > image.width,
+            "small": image.width * image.height < SMALL_SHARE * plan.options.resolution[0] * plan.options.resolution[1],
+            "repeats": subset.repeats,
+            "kind": "regularisation" if subset.is_reg else "held out" if index in held_out else "",
+            "caption": image.caption,
+            "class": subset.class_tokens,
+            "controls": [[control.width, control.height] for control in image.controls],
+            "mask": masks.has_mask(room, index),
+        }
+
+
+def as_page(room: Room) -> dict[str, Any]:
+    """The data set as web/data draws it, but for its images."""
+    plan = room.view.plan
     model = room.options.model
     length = next((getattr(model, name) for name in _LENGTHS if getattr(model, name, None)), None)
     return {
         "folder": str(room.root),
-        "items": items,
         "bad": list(room.view.bad),
         "notes": list(plan.warnings),
         "separator": plan.options.caption_separator,

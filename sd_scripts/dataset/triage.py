@@ -37,7 +37,8 @@ _EVEN = 10
 """Levels of 255 by which a border may differ from its mean; what is beside it differs by twice that."""
 _LEAST_SPAN = 0.6
 """Of a line beside a border that what is no border reaches over, and half of that it fills."""
-_BLOCK = 1024
+_BLOCK = 128
+"""Images that are compared at once: of 10,000 that is 10 MB for each of the tables."""
 
 
 @dataclass(frozen=True)
@@ -154,31 +155,43 @@ def nearest(signs: Sequence[Signs], others: Sequence[Signs]) -> list[tuple[float
     """For each image the correlation of its small grey copy with the most alike of the others (one at least), and whether it is a near
     duplicate of one of them."""
     ours, theirs = _Compared.of(signs), _Compared.of(others)
+    everything = np.arange(len(others))
     found = []
     for row in range(len(signs)):
-        part = slice(row, row + 1)
-        correlation = (ours.flat[part] @ theirs.flat.T)[0]
-        near = ours.may_be_near(part, theirs, slice(None))[0] & (correlation >= LEAST_CORRELATION)
+        correlation = ours.correlations(row, theirs, everything)
+        near = ours.may_be_near(slice(row, row + 1), theirs, slice(None))[0] & (correlation >= LEAST_CORRELATION)
         found.append((float(correlation.max()), bool(near.any())))
     return found
 
 
 @dataclass(frozen=True)
 class _Compared:
-    """The signs of N images as arrays. flat (N, SIDE * SIDE): grey copies without their mean, of length 1 (an even one is 0)."""
+    """The signs of N images as arrays. greys (N, SIDE * SIDE); norms (N,) of their differences from their means, 1 for an even one."""
 
     hashes: NDArray[np.uint64]
     aspects: NDArray[np.float64]
-    flat: Grey
+    greys: NDArray[np.uint8]
+    norms: Grey
 
     @classmethod
     def of(cls, signs: Sequence[Signs]) -> _Compared:
-        flat = np.stack([one.grey.astype(np.float32).ravel() for one in signs])
-        flat -= flat.mean(axis=1, keepdims=True)
-        norms = np.linalg.norm(flat, axis=1, keepdims=True)
-        flat /= np.where(norms == 0, 1, norms)
+        greys = np.stack([one.grey.ravel() for one in signs])
+        # Exact: 1024 squares of 255 fit into 64 bits, and into float64.
+        squares = (
+            np.array([np.square(grey, dtype=np.int64).sum() for grey in greys]) - greys.sum(axis=1, dtype=np.int64) ** 2 / greys.shape[1]
+        )
+        norms = np.where(squares == 0, 1, np.sqrt(squares)).astype(np.float32)
         hashes = np.array([one.hash for one in signs], dtype=np.uint64)
-        return cls(hashes, np.array([one.width / one.height for one in signs]), flat)
+        return cls(hashes, np.array([one.width / one.height for one in signs]), greys, norms)
+
+    def correlations(self, row: int, others: _Compared, columns: NDArray[np.intp]) -> Grey:
+        """Of one grey copy with some others (K,); 0 with an even one."""
+        own = self.greys[row].astype(np.float32)
+        own = (own - own.mean()) / self.norms[row]
+        # The own mean is 0, so that those of the others take nothing.
+        parts = [others.greys[columns[start : start + _BLOCK]].astype(np.float32) @ own for start in range(0, len(columns), _BLOCK)]
+        found: Grey = (np.concatenate([*parts, np.empty(0, np.float32)]) / others.norms[columns]).astype(np.float32)
+        return found
 
     def may_be_near(self, part: slice, others: _Compared, theirs: slice) -> NDArray[np.bool_]:
         """Whether hashes and shapes of some images and some others differ little, one row for each of ours."""
@@ -193,11 +206,11 @@ def _near(signs: Sequence[Signs], places: Sequence[int]) -> list[tuple[int, int]
     if not places:
         return []
     all_of_them = _Compared.of([signs[place] for place in places])
-    flat, pairs = all_of_them.flat, []
+    pairs = []
     for start in range(0, len(places), _BLOCK):
         near = all_of_them.may_be_near(slice(start, start + _BLOCK), all_of_them, slice(start, None))
-        for row, column in np.argwhere(near):
-            one, other = start + int(row), start + int(column)
-            if one < other and float(flat[one] @ flat[other]) >= LEAST_CORRELATION:
-                pairs.append((places[one], places[other]))
+        for row, asked in enumerate(near, start):
+            columns = np.flatnonzero(asked[row - start + 1 :]) + row + 1
+            correlation = all_of_them.correlations(row, all_of_them, columns)
+            pairs += [(places[row], places[int(column)]) for column in columns[correlation >= LEAST_CORRELATION]]
     return pairs

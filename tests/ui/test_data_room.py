@@ -32,16 +32,16 @@ class Opened:
         payload = {"run": RUN, "values": {**texts, "bucket_reso_steps": "16", **values}}
         self.options = TrainTab(context).options([payload])
         self.rooms = rooms.Rooms(context.output_dir)
-        self.page = list(self.rooms.open(self.options))[-1]
+        *told, self.page = list(self.rooms.open(self.options))
         self.room = self.rooms.find(self.page["room"])
+        self.items = [item for line in told for item in line.get("items", ())]
 
     def texts(self) -> list[str | None]:
         return [read(file).text for file in self.room.files]
 
     def trained(self) -> list[str]:
         """Captions as training reads them now."""
-        found = list(self.rooms.open(self.options))[-1]
-        return [item["caption"] for item in found["items"]]
+        return [item["caption"] for line in self.rooms.open(self.options) for item in line.get("items", ())]
 
 
 @pytest.fixture
@@ -59,13 +59,13 @@ def folder(tmp_path: Path) -> Path:
 def test_the_grid_has_what_training_cuts_and_tells(folder: Path, tmp_path: Path) -> None:
     opened = Opened(tmp_path, folder, instance_prompt="zwx")
     plan = opened.room.view.plan
-    assert [item["name"] for item in opened.page["items"]] == ["0.png", "1.png", "2.png", "deep/3.png"]
-    for index, item in enumerate(opened.page["items"]):
+    assert [item["name"] for item in opened.items] == ["0.png", "1.png", "2.png", "deep/3.png"]
+    for index, item in enumerate(opened.items):
         cut = plan.cut(index, 0)
         left, top = views._place(plan, index, 0, 0, 0, "")
         shares = [left / cut.resized[0], top / cut.resized[1], cut.bucket[0] / cut.resized[0], cut.bucket[1] / cut.resized[1]]
         assert item["frame"] == shares and item["bucket"] == list(cut.bucket) and item["caption"] == plan.images[index].caption
-    assert opened.page["items"][0]["caption"] == "zwx" and rooms.image_of(opened.room, 0)["text"] is None
+    assert opened.items[0]["caption"] == "zwx" and rooms.image_of(opened.room, 0)["text"] is None
     assert opened.page["length"] == 75 and opened.page["fixed"] == ""
 
 
@@ -177,7 +177,7 @@ def test_an_image_that_is_trained_and_held_out_alike_is_named(folder: Path, tmp_
         first.rotate(60 * number, expand=True).save(folder / f"b{number}.png")
     opened = Opened(tmp_path, folder, validation_split="0.3")
     found = list(rooms.look_through(opened.room, opened.rooms.thumbnails))[-1]
-    kinds = {index: item["kind"] for index, item in enumerate(opened.page["items"])}
+    kinds = {index: item["kind"] for index, item in enumerate(opened.items)}
     wanted = [group for group in found["same"] if len({kinds[index] for index in group}) > 1]
     assert wanted and found["leaks"] == wanted and len(found["same"]) > len(wanted)
     assert list(rooms.look_through(Opened(tmp_path, folder).room, opened.rooms.thumbnails))[-1]["leaks"] == []
@@ -196,7 +196,7 @@ def test_an_edit_is_shown_beside_what_it_is_an_edit_of_and_a_missing_partner_is_
     kept = rooms.Rooms(context.output_dir)
     page = list(kept.open(TrainTab(context).options([{"run": EDIT_RUN, "values": values}])))[-1]
     room = kept.find(page["room"])
-    shown = {Path(item["name"]).stem: (index, item["controls"]) for index, item in enumerate(page["items"])}
+    shown = {Path(item["name"]).stem: (index, item["controls"]) for index, item in enumerate(rooms.items_of(room))}
     assert {name: controls for name, (_, controls) in shown.items()} == {"a": [[80, 64]], "b": [[80, 64], [80, 64]]}
     index = shown["b"][0]
     assert room.shown(index) == pairs / "target" / "b.png"

@@ -163,10 +163,12 @@ export async function data({ root }) {
     opened = settingsOf(form);
     fail([]);
     say(status, t`Looking at the images …`);
+    const items = [];
     let last = { problems: [{ option: "", message: t`The studio went away before it had an answer.` }] };
     try {
       await eachLine(await fetch("/kl/data/open", { method: "POST", headers: headers(), body: JSON.stringify({ form }) }), (said) => {
         last = said;
+        items.push(...(said.items || []));
         if (said.say) say(status, translated(said.say));
       });
     } catch (error) {
@@ -175,11 +177,11 @@ export async function data({ root }) {
     busy = false;
     say(status, told);
     const has = Boolean(last.room);
-    desk.known = has ? last : null;
+    desk.known = has ? { ...last, items } : null;
     desk.marked = new Map();
     desk.faces = new Map();
     desk.alike = [];
-    desk.texts = has ? last.items.map((item) => item.caption) : [];
+    desk.texts = has ? items.map((item) => item.caption) : [];
     for (const each of orders) each.disabled = !has || Boolean(each === looks.masks ? last.noMasks : each === looks.undo ? last.fixed && last.noMasks : last.fixed && ![looks.tags, looks.proposals, looks.faces, looks.alike].includes(each));
     panel.clear();
     back.hidden = !has || !last.leftOut;
