@@ -73,3 +73,13 @@ def last_lines(file: Path, count: int = 40) -> list[str]:
     """The last lines of a console that say something, oldest first."""
     chunk = read_console(file)
     return [line for line in (*chunk.lines, chunk.open) if line.strip()][-count:]
+
+
+def told(errors: str) -> str:
+    """The sentences in which a script has said on stderr what is wrong; "" where it said none."""
+    return " ".join(line.removeprefix("  - ") for line in errors.splitlines() if line.startswith("  - "))
+
+
+def last_line(errors: str) -> str:
+    """The beginning of the last line that is not empty; "" where there is none."""
+    return next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "")[:300]

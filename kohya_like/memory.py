@@ -22,7 +22,7 @@ from sd_scripts.schema.labels import label
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.runs import RunOptions
 
-from . import form, presets
+from . import console, form, presets
 
 Line = dict[str, Any]
 """{"say": sentence} while it works, then {"forecast", "plan"?} or {"problem": sentence}."""
@@ -132,6 +132,5 @@ def _json(line: str) -> dict[str, Any]:
 
 def _why(errors: str, code: int) -> str:
     """The sentences in which the script has said what is wrong, or that it ended."""
-    sentences = [line.removeprefix("  - ") for line in errors.splitlines() if line.startswith("  - ")]
-    last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "")
-    return " ".join(sentences) or f"The estimate ended with {code}" + (f": {last[:300]}" if last else "")
+    last = console.last_line(errors)
+    return console.told(errors) or f"The estimate ended with {code}" + (f": {last}" if last else "")

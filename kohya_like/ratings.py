@@ -23,7 +23,7 @@ from sd_scripts.schema.model import is_hub_id
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.rating import RateImages
 
-from . import files, processes
+from . import console, files, processes
 from .measures import Rating, Say
 
 FOLDER = ".ratings"
@@ -123,9 +123,8 @@ class Ratings:
             environment = {**os.environ, **processes.ENVIRONMENT, "OMP_NUM_THREADS": cpu_threads()}
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment, check=False)
             if done.returncode != 0:
-                said = [line.removeprefix("  - ") for line in done.stderr.splitlines() if line.startswith("  - ")]
-                last = next((line.strip() for line in reversed(done.stderr.splitlines()) if line.strip()), "")
-                raise OptionError(" ".join(said) or f"the models could not look at the images ({done.returncode}): {last[:300]}")
+                last = console.last_line(done.stderr)
+                raise OptionError(console.told(done.stderr) or f"the models could not look at the images ({done.returncode}): {last}")
             write_atomically(kept, (here / "report.json").read_bytes())
 
 

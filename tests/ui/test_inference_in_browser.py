@@ -299,8 +299,14 @@ def test_what_was_chosen_last_stays_when_the_answer_to_an_earlier_choice_comes_l
     choice = page.locator("#kl-inf-with")
     choice.select_option(index=1)
     until(lambda: page.evaluate("1") and held)
+    # What were written or ordered now would be of what was chosen before.
+    expect(page.locator("#kl-inf-go")).to_be_disabled()
+    expect(page.locator("#kl-inf-compare")).to_be_disabled()
+    assert page.locator("#kl-inf-prompt").evaluate("node => node.closest('[inert]') !== null")
     choice.select_option(label="Toy of SDXL")
     expect(page.locator("#kl-inf-sampler")).to_be_visible()
+    expect(page.locator("#kl-inf-go")).to_be_enabled()
+    assert page.locator(".kl-inf-form > [inert]").count() == 0
     with page.expect_response(earlier):
         held[0].continue_()
     page.evaluate("() => new Promise(requestAnimationFrame)")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, Page, expect
 from safetensors.torch import save_file
 
 from sd_scripts.families import RUNS
@@ -42,22 +42,30 @@ def run(tmp_path: Path) -> RunDirectory:
     return made
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 720), (390, 844)])
-def test_a_checkpoint_is_picked_by_clicks(
-    run: RunDirectory, studios: Callable[..., Any], visit: Callable[..., Any], width: int, height: int, tmp_path: Path
-) -> None:
+def drawn(run: RunDirectory) -> None:
+    """A grid that was drawn before; the studio shows what is on the disk."""
     from tests.ui.test_comparisons import ADA, Place, asked
 
-    # The grid was drawn before; the studio shows what is on the disk.
     place = Place(run.path.parent)
     files = [str(run.path / f"star-{step}.safetensors") for step in STEPS]
     place.finished(place.compared.start({**asked(files, seeds="3"), "strengths": "1"}, ADA))
     place.close()
-    page = visit(studios(output_dir=run.path.parent).url, width=width, height=height).page
+
+
+def picking(page: Page) -> Locator:
     page.get_by_role("tab", name="Generate").click()
     page.locator(".kl-inf-views").get_by_text("Grids").click()
     page.get_by_role("button", name="Numbers and pick").click()
-    pick = page.locator(".kl-pick")
+    return page.get_by_role("region", name="Numbers and pick")
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (390, 844)])
+def test_a_checkpoint_is_picked_by_clicks(
+    run: RunDirectory, studios: Callable[..., Any], visit: Callable[..., Any], width: int, height: int, tmp_path: Path
+) -> None:
+    drawn(run)
+    page = visit(studios(output_dir=run.path.parent).url, width=width, height=height).page
+    pick = picking(page)
     expect(pick.get_by_role("status")).to_contain_text(re.compile(r"star-20 is proposed: it has the lowest held-out loss \(1.75\) of 3"))
     expect(pick.locator("tr", has_text="star-20")).to_contain_text("proposed")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -79,3 +87,16 @@ def test_a_checkpoint_is_picked_by_clicks(
     assert [path.name for path in run.path.glob("*.safetensors")] == ["star-30.safetensors"]
     page.get_by_role("tab", name="Runs").click()
     expect(page.locator("#kl-runs .kr-files li", has_text="star-30.safetensors")).to_contain_text("chosen · step 30")
+
+
+def test_a_run_without_held_out_losses_has_no_empty_columns_for_them(
+    run: RunDirectory, studios: Callable[..., Any], visit: Callable[..., Any]
+) -> None:
+    """On a phone five columns of dashes hid the numbers that there are."""
+    lines = run.events_file.read_text(encoding="utf-8").splitlines(keepends=True)
+    run.events_file.write_text("".join(line for line in lines if '"validation"' not in line), encoding="utf-8")
+    drawn(run)
+    pick = picking(visit(studios(output_dir=run.path.parent).url, width=390, height=844, theme="dark").page)
+    expect(pick.get_by_role("status")).to_contain_text("measured no held-out loss")
+    expect(pick.locator("thead tr").last.locator("th")).to_have_text(["distance", "near copies"])
+    expect(pick).not_to_contain_text("Losses with their 95 % interval")

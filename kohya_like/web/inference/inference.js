@@ -45,6 +45,7 @@ export function inference({ root }) {
   const keep = () => store(DRAFT, draft);
   const fields = new Map(); // option -> field
   let known = null; // what the studio says
+  let reading = false; // what it is that was chosen to draw with
   let job = null; // {id, previews, state} of the order that is shown
 
   // ---- what stands on the page
@@ -122,9 +123,12 @@ export function inference({ root }) {
   async function choose(given, family) {
     const turn = ++choices;
     say(status, t`Reading what it is …`);
-    const answer = await ask(`/kl/predict?${me}&with=${encodeURIComponent(given)}&family=${encodeURIComponent(family)}`);
+    hold(true);
+    const answer = await ask(`/kl/predict?${me}&with=${encodeURIComponent(given)}&family=${encodeURIComponent(family)}`)
+      .catch((error) => ({ problems: [{ message: error.message }] }));
     if (turn !== choices) return false;
     say(status, "");
+    hold(false);
     if (answer.problems) {
       source.wrong(answer.problems.map(({ message }) => translated(message)));
       return false;
@@ -133,6 +137,17 @@ export function inference({ root }) {
     taken();
     draw();
     return true;
+  }
+
+  // While that is read, the form is about something else: what somebody wrote would be lost, and what they ordered not what they chose.
+  function hold(now) {
+    reading = now;
+    for (const part of form.children) part.inert = now && part !== source.root && !part.contains(cancel);
+    allow();
+  }
+
+  function allow() {
+    go.disabled = side.disabled = job !== null || reading;
   }
 
   function taken() {
@@ -156,8 +171,12 @@ export function inference({ root }) {
     if (!name || !known) return;
     sessionStorage.removeItem("kl.try");
     const before = choices;
-    Object.assign(known, await ask(`/kl/predict/now?${me}`));
+    hold(true);
+    const now = await ask(`/kl/predict/now?${me}`).catch((error) => tell(error.message));
     if (choices !== before) return;
+    hold(false);
+    if (!now) return;
+    Object.assign(known, now);
     const saved = known.saved.find((each) => each.run === name);
     if (!saved) source.wrong([t`${name} has saved nothing that can be drawn with.`]);
     else {
@@ -487,7 +506,7 @@ export function inference({ root }) {
     } catch (error) {
       tell(error.message);
     } finally {
-      side.disabled = job !== null;
+      allow();
     }
   }
 
@@ -520,7 +539,7 @@ export function inference({ root }) {
     } catch (error) {
       tell(error.message);
     } finally {
-      go.disabled = side.disabled = job !== null;
+      allow();
     }
   }
 
@@ -564,7 +583,7 @@ export function inference({ root }) {
 
   async function over(answer) {
     job = null;
-    go.disabled = side.disabled = false;
+    allow();
     cancel.hidden = true;
     progress.hidden = true;
     Object.assign(known, await ask(`/kl/predict/now?${me}`));
