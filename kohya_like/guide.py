@@ -24,7 +24,7 @@ from sd_scripts.runs import drawing
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.labels import label
-from sd_scripts.schema.model import is_hub_id
+from sd_scripts.schema.model import only_on_hub
 
 from . import browsing, dataset_view, datasets, files, form, gpu, presets
 from .answers import JsonAnswer
@@ -206,7 +206,7 @@ def _base(context: Context, model: str, family: str) -> tuple[str, str, list[str
     known = family if (family, "network") in RUNS else ""
     if model == TOY:
         return TOY, known or next(name for name, facts in FACTS.items() if facts.demo is not None), []
-    if not is_hub_id(model) or Path(model).exists():
+    if not only_on_hub(model):
         model = str(files.confine(model, context.roots))
     told = drawing.of_model(model, known or None, BASE).family
     if told is None or (told, "network") not in RUNS:

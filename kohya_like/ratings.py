@@ -19,7 +19,7 @@ from pathlib import Path
 from sd_scripts.runs.command import SCRIPTS, cpu_threads
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
-from sd_scripts.schema.model import is_hub_id
+from sd_scripts.schema.model import only_on_hub
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.rating import RateImages
 
@@ -66,7 +66,7 @@ class Ratings:
         chosen = {name: str(given.get(name) or "").strip() for name in NAMES}
         problems: list[Problem] = []
         for name, text in chosen.items():
-            if not text or (is_hub_id(text) and not Path(text).expanduser().exists()):
+            if not text or only_on_hub(text):
                 continue
             try:
                 path = files.confine(text, self.roots or ())

@@ -30,7 +30,7 @@ from sd_scripts.runs.command import SCRIPTS, shown, visible_gpus
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
-from sd_scripts.schema.model import is_hub_id
+from sd_scripts.schema.model import only_on_hub
 from sd_scripts.schema.outside import json_of, read_as
 from sd_scripts.schema.tools import ToolOptions
 
@@ -133,7 +133,7 @@ class ToolBench:
                 continue
             if value in known[name].show.suggestions:
                 continue
-            if name in tool.hub and isinstance(value, str) and is_hub_id(value) and not Path(value).expanduser().exists():
+            if name in tool.hub and isinstance(value, str) and only_on_hub(value):
                 continue
             items = value if isinstance(value, list) else [value]
             confined = [self.confined(name, item, problems) for item in items if isinstance(item, str) and item.strip()]

@@ -187,6 +187,11 @@ def is_hub_id(value: str) -> bool:
     return _HUB_ID.fullmatch(value) is not None and not value.lower().endswith(_FILE_SUFFIXES)
 
 
+def only_on_hub(value: str) -> bool:
+    """Whether a text is no path on this disk and may name a model on the hub."""
+    return is_hub_id(value) and not Path(value).expanduser().exists()
+
+
 def not_there(option: str, value: str) -> str:
     """A sentence for a model that is neither on this disk nor named as on the hub."""
     return f"{option}: there is no file or folder {value}. Give a .safetensors file, a diffusers folder, a hub id (owner/name) or toy"

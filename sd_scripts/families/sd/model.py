@@ -5,6 +5,7 @@ Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the im
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -153,6 +154,7 @@ class Sd(ScheduledFamily):
         return embeddings.to(parts.bring(parts.backbone), dtype_of(parts.backbone))
 
 
+@functools.cache
 def _pipeline_class() -> type[StableDiffusionPipeline]:
     """diffusers' pipeline, imported with the first preview."""
     with images.quiet_transformers():

@@ -5,6 +5,7 @@ Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the im
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -157,6 +158,7 @@ class Sdxl(ScheduledFamily):
         return embeddings, pooled
 
 
+@functools.cache
 def _pipeline_class() -> type[StableDiffusionXLPipeline]:
     """diffusers' pipeline, imported with the first preview."""
     with images.quiet_transformers():

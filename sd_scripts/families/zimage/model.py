@@ -187,6 +187,7 @@ def _tell_of_cut(limit: int) -> None:
     logger.warning("captions longer than %d tokens are cut there; max_token_length sets the limit (this is said once)", limit)
 
 
+@functools.cache
 def _pipeline_class() -> type[ZImagePipeline]:
     """diffusers' pipeline, imported with the first preview."""
     with quiet_transformers():
