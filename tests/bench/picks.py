@@ -88,9 +88,9 @@ def scenes_of(word: measure.Kind, family: str, num: int) -> list[worlds.Scene]:
     return list(dict.fromkeys(task.scene for task in tasks))[:num]
 
 
-def written(folder: Path, family: str, number: int) -> dict[str, object]:
-    """Writes the images of a run, and gives the options that name them."""
-    kind, word = KINDS[number], FAMILIES[family][1]
+def written(folder: Path, family: str, kind: Kind, number: int) -> dict[str, object]:
+    """Writes the images of a run, which its number tells from those of others, and gives the options that name them."""
+    word = FAMILIES[family][1]
     old = [task.scene for task in measure.prompts("old", 60, 4, worlds.colors_of(family)) if task.scene not in worlds.HELD_OUT]
     parts = {f"train/3_{word}": scenes_of(word, family, kind.images)} | ({} if kind.is_alone else {"reg/1_shape": old})
     for part, scenes in parts.items():
@@ -118,7 +118,7 @@ def trained(folder: Path, family: str, number: int) -> RunDirectory:
         "output_dir": str(folder / "output"),
         "preflight": "off",
     }
-    given = {name: value for name, value in (values | written(folder, family, number) | changes).items() if value is not None}
+    given = {name: value for name, value in (values | written(folder, family, kind, number) | changes).items() if value is not None}
     options = flat.build(flat.run_of(values), given)
     process = forked(main, options.family, options.method, flat.to_argv(options))
     process.join()
