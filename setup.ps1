@@ -245,7 +245,9 @@ switch -CaseSensitive ($command) {
         if ($rest.Count -eq 0) {
             Install-All
         } elseif ($rest[0] -eq "--dry_run") {
-            if (Test-Path -LiteralPath $python) { Write-Host "Python $(Get-Version @($python)) of .venv is used." }
+            # One that does not start is made anew, as by install.
+            $version = Get-Version @($python)
+            if ($version) { Write-Host "Python $version of .venv is used." }
             else { $base = Find-Python; Write-Host "Python $(Get-Version $base) ($($base -join ' ')) would make .venv." }
             Show-Torch (Get-TorchSpec)
         } else {

@@ -59,7 +59,8 @@ def signs_of(path: Path) -> Signs:
     """The signs of an image file. Raises BadImage."""
     pixels = images.decode(path).rgb
     grey = Image.fromarray(pixels).convert("L")
-    small = np.asarray(grey.resize((SIDE, SIDE), Image.Resampling.BOX))
+    # A copy: an array that looks into an image holds all of its memory, some 20 kB.
+    small = np.array(grey.resize((SIDE, SIDE), Image.Resampling.BOX))
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     grey.thumbnail((BLUR_SIDE, BLUR_SIDE), Image.Resampling.BOX)

@@ -82,10 +82,15 @@ def find(frames: Callable[[int], dict[str, NDArray[np.int8]]], sizes: Sequence[t
     if len(sizes) < FEWEST:
         return []
     order = numpy_for(0, 0, "watermarks").permutation(len(sizes))[:MOST_LEARNT]
-    learnt = [frames(int(place)) for place in order]
+    first = frames(int(order[0]))
     # Where all have one size, a corner is a part of the whole.
-    names = ["whole"] if len(set(sizes)) == 1 else list(learnt[0])
-    marks = {name: mark for name in names if (mark := _shared(np.stack([each[name] for each in learnt]))) is not None}
+    names = ["whole"] if len(set(sizes)) == 1 else list(first)
+    learnt = {name: np.empty((len(order), *first[name].shape), np.int8) for name in names}
+    for row, place in enumerate(order):
+        pieces = frames(int(place)) if row else first
+        for name in names:
+            learnt[name][row] = pieces[name]
+    marks = {name: mark for name in names if (mark := _shared(learnt[name])) is not None}
     having: dict[str, list[int]] = {name: [] for name in marks}
     for place in range(len(sizes)) if marks else ():
         pieces = frames(place)

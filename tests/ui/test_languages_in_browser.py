@@ -30,6 +30,20 @@ def test_the_page_speaks_the_browsers_language_and_the_one_that_is_chosen(studio
         expect(page.locator("#kl-learning_rate-error")).to_have_text('"fast" ist nicht eine Zahl (0 bis 100 ist erlaubt)')
         expect(page.locator("#kl-train_data_dir-error")).to_have_text("Dies ist erforderlich.")
         assert visited.axe(contrast=False) == [] and visited.overflow() == [] and Eyes(page).flaws() == []
+        # The name of the language is not cut, with what is said of it.
+        room = page.locator(".kl-language").evaluate(
+            """(node) => { const style = getComputedStyle(node), pen = document.createElement('canvas').getContext('2d');
+              pen.font = style.font;
+              return node.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight)
+                - pen.measureText(node.selectedOptions[0].text).width; }"""
+        )
+        assert room >= 0
+        # What another tab says of the settings is spoken, too.
+        page.locator("#kl-train_data_dir").fill("toy:star")
+        page.locator("#kl-pretrained_model_name_or_path").fill("toy")
+        page.get_by_role("tab", name="Daten").click()
+        expect(page.locator(".kl-data-top .kl-error")).to_contain_text('"fast" ist nicht eine Zahl')
+        page.get_by_role("tab", name="Training").click()
         page.locator(".kl-language").select_option("zh")
         expect(page.locator("html")).to_have_attribute("lang", "zh-Hans")
         expect(page.locator("label[for=kl-learning_rate]")).to_have_text("学习率")

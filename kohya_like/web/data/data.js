@@ -65,7 +65,7 @@ export async function data({ root }) {
   };
 
   function fail(sentences) {
-    wrong.replaceChildren(...sentences.map((text) => make("p", { text })));
+    wrong.replaceChildren(...sentences.map((text) => make("p", { text: translated(text) })));
     wrong.hidden = !sentences.length;
   }
 
