@@ -230,7 +230,7 @@ def evaluating(parts: Parts) -> Iterator[None]:
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """For importing pipelines without transformers' remarks on image processors that nobody uses; once, as a level that is set clears what
-    all loggers have kept: 1.6 % of a toy's image."""
+    all loggers have kept."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)
