@@ -142,7 +142,7 @@ export function inference({ root }) {
   // While that is read, the form is about something else: what somebody wrote would be lost, and what they ordered not what they chose.
   function hold(now) {
     reading = now;
-    for (const part of form.children) part.inert = now && part !== source.root && !part.contains(cancel);
+    for (const part of form.children) part.toggleAttribute("inert", now && part !== source.root && !part.contains(cancel));
     allow();
   }
 
