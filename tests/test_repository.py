@@ -171,6 +171,11 @@ def test_the_top_level_is_complete():
     assert [name for name in TOP_LEVEL if not (ROOT / name).exists()] == []
 
 
+def test_nothing_else_lies_at_the_top_level():
+    hidden = {".ci", ".dockerignore", ".gitattributes", ".gitignore"}
+    assert {path.parts[0] for path in FILES} - {name.partition("/")[0] for name in TOP_LEVEL} - hidden - {"Dockerfile"} == set()
+
+
 def test_no_file_is_large():
     assert [(str(path), size) for path in FILES if (size := (ROOT / path).stat().st_size) > LARGEST_FILE_BYTES] == []
 

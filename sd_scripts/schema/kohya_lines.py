@@ -114,7 +114,8 @@ class _Line:
                 continue
             if name == "optimizer_type":
                 meant = words.OPTIMIZERS_BY_NAME.get(words.bare_name(text), value)
-                if meant in SCHEDULE_FREE and self.values.get("lr_scheduler") != "constant":
+                # By our own name, the option says what is done.
+                if meant in SCHEDULE_FREE and meant != text and self.values.get("lr_scheduler") != "constant":
                     self.values["lr_scheduler"] = "constant"
                     self.notes.append(f"--lr_scheduler: {meant} has none, so constant is taken")
             elif name == "save_model_as" and text == "safetensors" and text not in choices:

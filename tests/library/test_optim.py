@@ -186,6 +186,19 @@ def test_a_schedule_free_optimizer_gives_out_its_average_and_goes_on_from_its_ow
     step(optimizer, parameters)
 
 
+def test_a_schedule_is_left_out_for_kohyas_name_of_a_schedule_free_optimizer_and_kept_for_ours() -> None:
+    """sd-scripts trains them without one, whatever the line says; here the option says what is done."""
+    line = ["--pretrained_model_name_or_path", "toy", "--train_data_dir", "toy:star", "--lr_scheduler", "cosine", "--optimizer_type"]
+    for name, schedule in {
+        "ScheduleFreeAdamW": "cosine",
+        "AdamWScheduleFree": "constant",
+        "schedulefree.RAdamScheduleFree": "constant",
+    }.items():
+        asked = flat.parse_cli(RUNS["sdxl", "network"], [*line, name])
+        assert (asked.options.optimizer.optimizer_type in SCHEDULE_FREE, asked.options.optimizer.lr_scheduler) == (True, schedule), name
+        assert any("lr_scheduler" in note for note in asked.notes) == (schedule == "constant"), asked.notes
+
+
 def test_an_average_of_averages_is_refused() -> None:
     given = {"train_data_dir": "toy:star", "pretrained_model_name_or_path": "toy", "optimizer_type": "ScheduleFreeAdamW"}
     flat.build(RUNS["sdxl", "network"], given)
