@@ -5,7 +5,9 @@ none, and `... sweep`, which tries several values of settings.
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
+import re
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -17,9 +19,12 @@ from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import given_path
 
 from . import desk, sweep_cli
-from .comparing import differences, found, reached
+from .comparing import differences, reached
 from .queueing import Waiting
 from .supervisor import Job, JobSupervisor, queue_of
+
+_NUMBER = re.compile(r"^\d{8}-\d{6}(_\d+)?-")
+"""What the name of a run's folder begins with."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,6 +50,21 @@ def parser() -> argparse.ArgumentParser:
     return parse
 
 
+def _found(jobs: Sequence[Job], names: Sequence[str]) -> list[Job]:
+    """The runs that people name by their folder or by the end of it (`cat` for `20261120-162826-cat`), the newest of several.
+
+    jobs: newest first. Raises OptionError for names that no run has, all of them at once.
+    """
+    chosen = [next((job for job in jobs if job.name == name or job.name.endswith(f"-{name}")), None) for name in names]
+    absent = [name for name, job in zip(names, chosen, strict=True) if job is None]
+    if absent:
+        ends = dict.fromkeys(_NUMBER.sub("", job.name) for job in jobs)
+        near = dict.fromkeys(end for name in absent for end in difflib.get_close_matches(name, ends))
+        told = f"is {' or '.join(near)} meant?" if near else "`runs list` shows those that are"
+        raise OptionError(f"there is no run {', '.join(absent)} here; {told}")
+    return [job for job in chosen if job is not None]
+
+
 def _line(job: Job) -> dict[str, Any]:
     said, brief = desk.read(job.path), job.summary
     return {"name": job.name, "state": job.state, "step": brief.step, "steps": brief.steps, "loss": brief.loss, **said.row()}
@@ -53,6 +73,8 @@ def _line(job: Job) -> dict[str, Any]:
 def _told(value: Any) -> str:
     if value is None:
         return "-"
+    if value is True:
+        return "yes"
     if isinstance(value, float):
         return f"{value:.4g}"
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
@@ -74,11 +96,23 @@ def _listed(jobs: Sequence[Job]) -> tuple[Any, str]:
 
 
 def _shown(jobs: Sequence[Job]) -> tuple[Any, str]:
-    rows = [{**_line(job), **reached(job), "folder": str(job.path), "bytes": bytes_of(job.path)} for job in jobs]
-    return rows, "\n".join("".join(f"{name}: {_told(value)}\n" for name, value in row.items()) for row in rows)
+    """What is not known, and what nobody has said, has no line."""
+    rows = []
+    for job in jobs:
+        figures = reached(job)
+        both = {"step": figures.pop("steps"), "steps": figures.pop("of steps")}
+        rows.append({**_line(job), **both, **figures, "folder": str(job.path), "bytes": bytes_of(job.path)})
+    texts = []
+    for row in rows:
+        lines = row | {"steps": f"{row['step']}/{row['steps']}", "step": None, "bytes": None, "size": f"{row['bytes'] / 2**20:.1f} MiB"}
+        known = {name: value for name, value in lines.items() if value is not None and value is not False and value not in ("", ())}
+        texts.append("".join(f"{name}: {_told(value)}\n" for name, value in known.items()))
+    return rows, "\n".join(texts)
 
 
 def _compared(jobs: Sequence[Job]) -> tuple[Any, str]:
+    if len({job.name for job in jobs}) < 2:
+        raise OptionError("compare: name two runs or more")
     names, rows, figures = [job.name for job in jobs], differences(jobs), [reached(job) for job in jobs]
     said = {"runs": names, "settings": [vars(row) for row in rows], "reached": figures}
     settings = (
@@ -108,7 +142,9 @@ def _remove(supervisor: JobSupervisor, jobs: Sequence[Job], is_sure: bool) -> tu
     if not is_sure:
         sys.stderr.write(f"Move {names} into the trash? [y/N] ")
         sys.stderr.flush()
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        if not (answer := sys.stdin.readline()):
+            raise OptionError("\nrm: nobody answers here; give --yes")
+        if answer.strip().lower() not in ("y", "yes"):
             return [], "Nothing was deleted.\n"
     entries = [supervisor.discard(job) for job in jobs]
     return [vars(entry) for entry in entries], "".join(f"{entry.what} is in the trash; the Runs tab puts it back.\n" for entry in entries)
@@ -131,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if asked.order in ("list", "queue"):
             said, text = (_listed if asked.order == "list" else _queue)(jobs)
         else:
-            chosen = found(jobs, asked.names)
+            chosen = _found(jobs, asked.names)
             if asked.order == "rm":
                 said, text = _remove(supervisor, chosen, asked.yes)
             else:

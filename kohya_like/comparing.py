@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.flat import flatten
 from sd_scripts.schema.labels import label
 
@@ -74,15 +73,3 @@ def beside(job: Job, progress: monitor.Progress) -> dict[str, Any]:
         "curve": [[point.step, float(f"{point.loss:.6g}"), float(f"{point.smooth:.6g}")] for point in shown],
         "validation": progress.validation,
     }
-
-
-def found(jobs: Sequence[Job], names: Sequence[str]) -> list[Job]:
-    """The runs that people name by their folder or by the end of it (`cat` for `20261120-162826-cat`), the newest of several.
-
-    jobs: newest first. Raises OptionError for names that no run has, all of them at once.
-    """
-    chosen = [next((job for job in jobs if job.name == name or job.name.endswith(f"-{name}")), None) for name in names]
-    absent = [name for name, job in zip(names, chosen, strict=True) if job is None]
-    if absent:
-        raise OptionError(f"there is no run {', '.join(absent)} here; `runs list` shows those that are")
-    return [job for job in chosen if job is not None]

@@ -38,7 +38,7 @@ def test_runs_are_listed_shown_compared_and_removed(tmp_path: Path, capsys: Any,
     assert len(rows) == 4 and rows["The second"]["starred"] and rows["The second"]["loss"] == 0.5
     assert [row["name"].split("-")[-1] for row in said("queue")] == ["sooner", "later"], "and looking starts nothing"
     (shown,) = said("show", "two")
-    assert (shown["steps"], shown["trained seconds"], shown["peak GiB"], shown["lowest held-out loss"]) == (3, 6.0, 3.5, 0.25)
+    assert [shown[name] for name in ("step", "steps", "trained seconds", "peak GiB", "lowest held-out loss")] == [3, 40, 6.0, 3.5, 0.25]
     compared = said("compare", "one", two.name)
     assert compared["runs"] == [one.name, two.name]
     differing = {row["name"]: (row["label"], row["values"]) for row in compared["settings"]}
@@ -47,9 +47,31 @@ def test_runs_are_listed_shown_compared_and_removed(tmp_path: Path, capsys: Any,
     assert "Learning rate (learning_rate)" in capsys.readouterr().out
     monkeypatch.setattr("sys.stdin", io.StringIO("no\n"))
     assert said("rm", "one") == [] and one.path.is_dir()
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert cli.main(["runs", "rm", "one", "--output_dir", str(tmp_path)]) == 1 and one.path.is_dir()
+    assert "give --yes" in capsys.readouterr().err, "nobody can be asked"
     assert said("rm", "one", "--yes")[0]["what"] == one.name
     assert not one.path.exists() and [entry.what for entry in Trash(tmp_path).entries()] == [one.name]
-    for wrong in (["show", "one", "none"], ["rm", "sooner", "--yes"], ["list", "--output_dir", str(tmp_path / "nowhere")]):
+    for wrong in (
+        ["show", "one", "sooner2"],
+        ["compare", "two"],
+        ["compare", "two", two.name],
+        ["rm", "sooner", "--yes"],
+        ["list", "--output_dir", str(tmp_path / "nowhere")],
+    ):
         assert cli.main(["runs", wrong[0], "--output_dir", str(tmp_path), *wrong[1:]]) == 1
     errors = capsys.readouterr().err
-    assert "there is no run one, none" in errors and "has not ended yet" in errors and "there is no folder" in errors
+    assert "there is no run one, sooner2 here; is sooner meant?" in errors and errors.count("name two runs or more") == 2
+    assert "has not ended yet" in errors and "there is no folder" in errors
+
+
+def test_show_says_each_thing_once_and_nothing_that_nobody_has_said(tmp_path: Path, capsys: Any) -> None:
+    run = made(tmp_path, options(tmp_path, output_name="one"))
+    run.log(RunStarted(steps=40, start_step=0))
+    assert cli.main(["runs", "show", "one", "--output_dir", str(tmp_path)]) == 0
+    lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert lines["steps"] == "0/40" and lines["size"].endswith(" MiB")
+    assert not {"label", "notes", "tags", "starred", "of steps", "loss"} & set(lines)
+    desk.say(run.path, {"label": {"before": "", "after": "The first"}, "starred": True})
+    assert cli.main(["runs", "show", "one", "--output_dir", str(tmp_path)]) == 0
+    assert "label: The first\n" in (shown := capsys.readouterr().out) and "starred: yes\n" in shown
