@@ -38,6 +38,8 @@ TOY = "toy"
 CARDS = (8, 12, 16, 24, 32, 48, 80)
 """Sizes of cards in GB to choose from where the machine's is not meant."""
 SMALL_SIDE = 256
+FEW = 10
+"""With fewer images none is held out."""
 MAX_CAPTION = 200
 NUM_PROMPTS = 2
 _GIB_OF_A_GB_CARD = 0.93
@@ -159,7 +161,7 @@ def _settings(context: Context, answers: Mapping[str, Any]) -> Iterator[Line]:
         _Row("train_data_dir", str(folder), "where your images are"),
         _Row("output_name", name, "after the folder of the images"),
     ]
-    values["sample_prompts"] = ""
+    values |= {"sample_prompts": "", "validation_split": 0}
     view = None
     for seen in dataset_view.look_at(_built(preset, values, context), context.output_dir):
         if isinstance(seen, str):
@@ -169,6 +171,7 @@ def _settings(context: Context, answers: Mapping[str, Any]) -> Iterator[Line]:
     assert view is not None
     rows += _about_captions(view, purpose, values)
     rows += _about_steps(view, purpose, preset, values)
+    rows += _about_held_out(view, preset, values)
     if view.bad:
         values["on_bad_image"] = "skip"
         rows.append(_Row("on_bad_image", "skip", f"{_images(len(view.bad))} cannot be read: {'; '.join(view.bad[:3])}"))
@@ -291,6 +294,17 @@ def _about_steps(view: dataset_view.View, purpose: Purpose, preset: presets.Pres
     steps = min(max(wanted, usual // 3), usual)
     values["max_train_steps"] = steps
     return [_Row("max_train_steps", str(steps), f"about {purpose.passes} times each image, between {usual // 3} and the recipe's {usual}")]
+
+
+def _about_held_out(view: dataset_view.View, preset: presets.Preset, values: dict[str, Any]) -> list[_Row]:
+    """What the recipe holds out, where there are images enough."""
+    split = preset.values.get("validation_split")
+    if not split:
+        return []
+    if len(view.plan.images) < FEW:
+        return [_Row("validation_split", "0", f"with fewer than {FEW} images all are trained on")]
+    values["validation_split"] = split
+    return [_Row("validation_split", str(split), "the loss of held-out images tells which checkpoint to keep")]
 
 
 def _remarks(view: dataset_view.View, gib: float | None, base: str) -> list[str]:

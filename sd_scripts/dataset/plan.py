@@ -470,9 +470,8 @@ def make_plan(
     held_out = _held_out(dataset, seed)
     train, reg, warnings = _entries(dataset, set(held_out), seed)
     if not train:
-        raise OptionError(
-            Problem("validation_split", f"validation_split: all {len(held_out)} images are held out and none is left to train on")
-        )
+        told = f"validation_split: all {len(held_out)} images are held out and none is left to train on; set it to 0, or add images"
+        raise OptionError(Problem("validation_split", told))
     plan = Plan(
         dataset,
         train + reg,

@@ -76,6 +76,14 @@ def test_how_long_it_trains_follows_from_the_number_of_images(context: Context, 
     assert steps == [recipe // 3, 25 * 100 // 2 // 50 * 50, recipe]
 
 
+def test_few_images_are_all_trained_on_whatever_the_recipe_holds_out(context: Context, tmp_path: Path) -> None:
+    for count, held_out in ((1, 0.0), (9, 0.0), (10, 0.1), (24, 0.1)):
+        filled = answer(context, folder=str(photos(tmp_path / str(count), count, side=64)))
+        built = form.options([{"run": filled["run"], "values": filled["texts"]}], context.roots)
+        assert built.dataset.validation_split == held_out, count
+        assert ("all are trained on" in why(filled)["validation_split"][1]) == (held_out == 0), count
+
+
 def test_images_without_words_get_a_phrase_and_previews_show_what_is_told(context: Context, tmp_path: Path) -> None:
     silent = answer(context, folder=str(photos(tmp_path / "silent", 3, caption="")))
     assert silent["texts"]["instance_prompt"] == "ohwx style" and silent["texts"]["sample_prompts"] == "ohwx style --d 1"
