@@ -320,6 +320,34 @@ def test_what_was_chosen_last_stays_when_the_answer_to_an_earlier_choice_comes_l
     expect(page.locator("#kl-inf-licence")).to_contain_text("Licence: Stability's for SDXL Turbo")
 
 
+def test_a_refusal_is_gone_when_something_else_is_chosen(place: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "cut.safetensors").write_bytes(b"no header")
+    page = visit(place.url).page
+    open_tab(page)
+    give(page, "make the circle red", 1)
+    row, error = page.get_by_label("LoRA file 1", exact=True), page.locator("#kl-inf-lora-error")
+    good = row.input_value()
+
+    def be_refused() -> None:
+        row.select_option(label="Another file …")
+        page.get_by_label("Path of LoRA file 1").fill(str(tmp_path / "cut.safetensors"))
+        page.locator("#kl-inf-go").click()
+        expect(error).to_contain_text("cut.safetensors is not a safetensors file", timeout=PATIENCE)
+
+    be_refused()
+    row.select_option(good)
+    expect(error).to_be_hidden()
+    be_refused()
+    page.get_by_role("button", name="Remove LoRA file 1").click()
+    expect(error).to_be_hidden()
+    page.get_by_role("button", name="Add a LoRA").click()
+    be_refused()
+    page.locator("#kl-inf-with").select_option(label="Toy of SDXL")
+    expect(page.locator("#kl-inf-about")).to_contain_text("SDXL")
+    expect(error).to_be_hidden()
+    expect(page.locator("#kl-inf-wrong")).to_be_hidden()
+
+
 def test_an_address_of_the_former_tab_leads_to_this_one(place: Any, visit: Callable[..., Any]) -> None:
     page = visit(place.url).page
     page.goto(f"{place.url}?kept#inference")

@@ -136,7 +136,14 @@ export function inference({ root }) {
     known = answer;
     taken();
     draw();
+    forget();
     return true;
+  }
+
+  // What was refused is not what is in the form now.
+  function forget() {
+    blameFields(fields, wrong, []);
+    lines.hidden = true;
   }
 
   // While that is read, the form is about something else: what somebody wrote would be lost, and what they ordered not what they chose.
@@ -423,6 +430,11 @@ export function inference({ root }) {
       error.hidden = true;
       add.removeAttribute("aria-invalid");
     };
+    const changed = () => {
+      clear();
+      wrong.hidden = lines.hidden = true;
+      keep();
+    };
     let offered = "";
 
     function choices(select, row) {
@@ -446,8 +458,7 @@ export function inference({ root }) {
         row.name = row.typed ? path.value : select.value;
         row.weight = weight.value;
         typed.hidden = !row.typed;
-        clear();
-        keep();
+        changed();
         comparing.renew();
       };
       path.value = row.name;
@@ -459,7 +470,7 @@ export function inference({ root }) {
       weight.addEventListener("input", change);
       const remove = make("button", { type: "button", class: "kl-button", "aria-label": t`Remove LoRA file ${index + 1}`, text: "×", onclick: () => {
         draft.loras.splice(index, 1);
-        keep();
+        changed();
         draw();
         add.focus();
       } });
