@@ -18,9 +18,10 @@ from sd_scripts.families.qwen_edit.options import QwenImageNetworkOptions
 from sd_scripts.families.zimage.options import ZImageNetworkOptions
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.core.copying import copied
+from sd_scripts.library.core.devices import META
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.loading.weights import Unfilled
-from sd_scripts.library.memory.forecast.accounting import META, AsOnDevice, Ledger, backward, bytes_of, optimizer_bytes
+from sd_scripts.library.memory.forecast.accounting import AsOnDevice, Ledger, backward, bytes_of, optimizer_bytes
 from sd_scripts.schema.network import UNetNetworkOptions
 from tests.library.batches import a_call
 

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from sd_scripts.families import RUNS, family
 from sd_scripts.families.sdxl.options import SdxlModelOptions
 from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.devices import META
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.loading.headers import read_header
 from sd_scripts.runs.model_headers import what_is
@@ -97,6 +98,21 @@ def test_nothing_of_the_global_random_state_is_used_while_loading(saved):
     before = torch.get_rng_state()
     load(saved)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_network_on_the_meta_device_is_checked_and_not_read(saved, folder, tiny):
+    places = {**dict.fromkeys(("vae", "te1", "te2"), CPU), "backbone": META}
+    file = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    weights = load_file(file)
+    save_file({name: torch.full_like(tensor, torch.nan) for name, tensor in weights.items()}, file)
+    with pytest.raises(OptionError, match="NaN"):
+        load(folder)
+    parts = SDXL.load(options(folder), places, torch.float32)
+    assert all(tensor.is_meta for tensor in parts.backbone.state_dict().values())
+    assert_same(parts, tiny, ("vae", "te1", "te2"))
+    save_file({name: tensor for name, tensor in weights.items() if name != "conv_in.weight"}, file)
+    with pytest.raises(OptionError, match="lacks 1 of"):
+        SDXL.load(options(folder), places, torch.float32)
 
 
 def test_a_model_in_the_hub_cache_loads_without_a_network(saved, tiny, tmp_path, monkeypatch):

@@ -24,6 +24,7 @@ from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
 from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
 from sd_scripts.families.common.transformers import TransformerFamily
+from sd_scripts.library.core.devices import META
 from sd_scripts.library.core.protocols import Condition, Parts, dtype_of
 
 from .loading import LOADER, SPEC, save_file
@@ -65,8 +66,8 @@ class Anima(TransformerFamily):
         length, encoder = min(parts.settings["max_token_length"], structures.num_tokens(caption) + 1), parts.text_encoders[name]
         if name == "te1":
             return structures.read(encoder, batch, length)
-        states = torch.empty(batch, length, encoder.config.source_dim, device=structures.META, dtype=dtype_of(encoder))
-        rows: Tensor = encoder(states, torch.zeros(batch, length, dtype=torch.long, device=structures.META))
+        states = torch.empty(batch, length, encoder.config.source_dim, device=META, dtype=dtype_of(encoder))
+        rows: Tensor = encoder(states, torch.zeros(batch, length, dtype=torch.long, device=META))
         return rows
 
     def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.library.core.copying import copied
+from sd_scripts.library.core.devices import META
 from sd_scripts.library.core.protocols import Condition, Parts
 from sd_scripts.library.loading.common import BASE, Config, FamilySpec, check_kind, read_json
 from sd_scripts.library.loading.source import find
@@ -22,8 +23,6 @@ from sd_scripts.library.loading.weights import empty, leave_out
 from sd_scripts.runs.importing import building
 from sd_scripts.runs.model_headers import Header
 from sd_scripts.schema.model import BaseModelOptions
-
-META = torch.device("meta")
 
 
 def published(

@@ -14,7 +14,7 @@ from diffusers import AutoencoderKL
 from torch import nn
 
 from sd_scripts.library.core import diffusion
-from sd_scripts.library.core.protocols import Dtypes, Parts, Version
+from sd_scripts.library.core.protocols import DeviceMap, Dtypes, Parts, Version
 from sd_scripts.library.loading.common import (
     BASE,
     Base,
@@ -238,7 +238,7 @@ class Loader:
     """What is done with networks that have been read."""
 
     def load(
-        self, options: Any, device: torch.device, dtype: Dtypes, without: Collection[str] = (), further: Sequence[Callable[[], object]] = ()
+        self, options: Any, device: DeviceMap, dtype: Dtypes, without: Collection[str] = (), further: Sequence[Callable[[], object]] = ()
     ) -> Parts:
         """All parts on `device`, frozen and in eval mode; backbone and text encoders in dtype, the VAE in options.vae_dtype.
 

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview, Version
+from sd_scripts.library.core.devices import META
+from sd_scripts.library.core.protocols import Condition, DeviceMap, Dtypes, Geometry, OnStep, Parts, Preview, Version
 from sd_scripts.library.parallel.sharding import is_sharded
 from sd_scripts.runs.model_headers import Header
 
@@ -37,10 +38,10 @@ class TransformerFamily(ScheduledFamily):
     loader: ClassVar[Loader]
     separate_texts: ClassVar[bool] = False
 
-    def load(self, options: Any, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+    def load(self, options: Any, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """See Loader.load."""
         parts = self.loader.load(options, device, dtype, without, training_adapter.checks(options))
-        return parts if "backbone" in without else self.equipped(parts, options, device)
+        return parts if parts.device == META else self.equipped(parts, options, parts.device)
 
     def equipped(self, parts: Parts, options: Any, device: torch.device) -> Parts:
         """See training_adapter.equipped."""

@@ -13,7 +13,7 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import nn
 
 from sd_scripts.library.core import diffusion
-from sd_scripts.library.core.protocols import Dtypes, Parts
+from sd_scripts.library.core.protocols import DeviceMap, Dtypes, Parts
 from sd_scripts.library.loading.common import (
     BASE,
     Base,
@@ -54,7 +54,7 @@ Refine = Callable[[FamilySpec, Source, Header | None], FamilySpec]
 def load(
     spec: FamilySpec,
     options: UNetModelOptions,
-    device: torch.device,
+    device: DeviceMap,
     dtype: Dtypes,
     settings: Callable[[Base], dict[str, Any]],
     refine: Refine = lambda spec, source, header: spec,

@@ -17,7 +17,7 @@ from torch import nn
 
 from sd_scripts.families.common import made
 from sd_scripts.library.core import diffusion
-from sd_scripts.library.core.protocols import Beginning, Dtypes, Parts, Version
+from sd_scripts.library.core.protocols import Beginning, DeviceMap, Dtypes, Parts, Version, mapped
 from sd_scripts.library.loading.common import BASE, Config, FamilySpec, PartSpec, config_of, dtypes_of, read_json, read_networks
 from sd_scripts.schema.errors import OptionError, Problem
 
@@ -197,7 +197,7 @@ def check_sizes(sizes: Collection[tuple[int, int]], levels: int, vae: Config | N
 # Reading.
 
 
-def load(options: DdpmModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+def load(options: DdpmModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
     """A model that `save` wrote, frozen and in eval mode, from a file, a folder, or the folder of a run, of which the newest is taken.
 
     Networks named in `without` are not read. Raises OptionError with a sentence for what cannot be read, and for options of the
@@ -212,7 +212,7 @@ def load(options: DdpmModelOptions, device: torch.device, dtype: Dtypes, without
     _check_options(options, described)
     dtypes = dtypes_of(("backbone", "te1", "vae"), dtype, options.vae_dtype)
     networks = read_networks(described.networks, source.label, device, dtypes, without)
-    networks.setdefault("vae", PixelSpace().eval().to(device))
+    networks.setdefault("vae", PixelSpace().eval().to(mapped(device, "vae")))
     return _parts(networks, tokenizer, described.scheduler, source.label, described.architecture)
 
 

@@ -17,10 +17,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sd_scripts.families.common import images, structures, unet
 from sd_scripts.families.common.made import latent_factor, trained_size
+from sd_scripts.library.core.devices import META
 from sd_scripts.library.core.protocols import (
     ESTIMATE,
     Beginning,
     Condition,
+    DeviceMap,
     Dtypes,
     Geometry,
     Kind,
@@ -79,7 +81,7 @@ class Ddpm(images.ImageFamily):
         """How many pixels one latent is wide."""
         return latent_factor(None if isinstance(parts.vae, loading.PixelSpace) else config_of(parts.vae))
 
-    def load(self, options: DdpmModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+    def load(self, options: DdpmModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """Loads all parts of a saved model on `device`; see protocols.ModelFamily."""
         return loading.load(options, device, dtype, without)
 
@@ -127,7 +129,7 @@ class Ddpm(images.ImageFamily):
         """What the caption encoder makes of captions of this length; see protocols.ModelFamily."""
         encoder = parts.text_encoders[name]
         shape = batch, min(encoder.config.max_length, structures.num_tokens(caption) + 64)
-        mask = torch.ones(shape, dtype=torch.bool, device=structures.META)
+        mask = torch.ones(shape, dtype=torch.bool, device=META)
         states: Tensor = encoder(torch.zeros_like(mask, dtype=torch.long), mask)
         return states
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sd_scripts.families.common import made
 from sd_scripts.library.core import diffusion
-from sd_scripts.library.core.protocols import Beginning, Dtypes, Parts, Version
+from sd_scripts.library.core.protocols import Beginning, DeviceMap, Dtypes, Parts, Version
 from sd_scripts.library.loading.common import BASE, Config, FamilySpec, PartSpec, config_of, dtypes_of, read_networks
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of
@@ -174,7 +174,7 @@ def check_sizes(sizes: Collection[tuple[int, int]], levels: int, vae: Config) ->
 # Reading and writing.
 
 
-def load(options: LgtModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+def load(options: LgtModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
     """A model that `save` wrote, frozen and in eval mode, from a file, a folder, or the folder of a run, of which the newest is taken.
 
     Networks named in `without` are not read. Raises OptionError with a sentence for what cannot be read, and for options of the

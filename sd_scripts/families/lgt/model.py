@@ -21,6 +21,7 @@ from sd_scripts.library.core.protocols import (
     EDGES,
     Beginning,
     Condition,
+    DeviceMap,
     Dtypes,
     Geometry,
     Kind,
@@ -112,7 +113,7 @@ class Lgt(images.ImageFamily):
         shown, seed, tiled = options.samples, options.training.seed, options.memory.vae_tiling
         return Evaluation(self, parts, shown, options.dataset, plan, sources.items, data, run, seed, saves, agreed, progress, tiled)
 
-    def load(self, options: LgtModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+    def load(self, options: LgtModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """Loads all parts of a saved model on `device`; see protocols.ModelFamily."""
         return loading.load(options, device, dtype, without)
 

@@ -19,7 +19,7 @@ from sd_scripts.families.common.qwen_vae_signs import VAE
 from sd_scripts.families.common.tokenizers import TokenizerSpec
 from sd_scripts.families.common.transformer_loading import Companion, tell
 from sd_scripts.library.core import diffusion
-from sd_scripts.library.core.protocols import Dtypes, Parts, Version
+from sd_scripts.library.core.protocols import DeviceMap, Dtypes, Parts, Version
 from sd_scripts.library.loading.common import (
     BASE,
     Base,
@@ -106,7 +106,7 @@ VERSIONS = {
 """By model_version; as musubi-tuner names them."""
 
 
-def load(options: QwenImageModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+def load(options: QwenImageModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
     """All parts on `device`, frozen and in eval mode; backbone and text encoder in dtype, the VAE in options.vae_dtype.
 
     Networks named in `without` are not read. Raises OptionError with every problem that can be seen before weights are read.

@@ -25,7 +25,8 @@ from sd_scripts.families.common.scheduled import ScheduledFamily
 from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
 from sd_scripts.families.common.transformers import given_first, in_groups
-from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
+from sd_scripts.library.core.devices import META
+from sd_scripts.library.core.protocols import Condition, DeviceMap, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
 from sd_scripts.library.loading.common import BASE, read_json
 from sd_scripts.library.loading.source import find
 from sd_scripts.runs.model_headers import Header
@@ -55,13 +56,13 @@ class QwenEdit(ScheduledFamily):
     latent: ClassVar[tuple[int, int]] = (16, 8)
     separate_texts: ClassVar[bool] = False
 
-    def load(self, options: QwenImageModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+    def load(self, options: QwenImageModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """Loads all parts on `device`, or those of the options; see protocols.ModelFamily."""
         parts = loading.load(options, device, dtype, without)
         qwen_prompts.check_positions(parts.text_encoders["te1"])
-        return (
-            parts if "backbone" in without else self.equipped(parts, options, torch.device("cuda") if torch.cuda.is_available() else device)
-        )
+        if parts.device == META:
+            return parts
+        return self.equipped(parts, options, torch.device("cuda") if torch.cuda.is_available() else parts.device)
 
     def equipped(self, parts: Parts, options: QwenImageModelOptions, device: torch.device) -> Parts:
         """The parts with tables in place of the modulation, where the options say so; see protocols.ModelFamily."""

@@ -19,7 +19,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 from sd_scripts.families.common import original_unet as original
 from sd_scripts.families.common import unet_loading as unet
 from sd_scripts.families.common.tokenizers import TokenizerSpec
-from sd_scripts.library.core.protocols import Dtypes, Parts, Version
+from sd_scripts.library.core.protocols import DeviceMap, Dtypes, Parts, Version
 from sd_scripts.library.loading import common
 from sd_scripts.library.loading.common import Base, FamilySpec, PartSpec, read_json
 from sd_scripts.library.loading.source import Source
@@ -85,7 +85,7 @@ def spec_of(backbone: nn.Module) -> FamilySpec:
     return SPEC2 if is_second(dict(backbone.config)) else SPEC
 
 
-def load(options: SdModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+def load(options: SdModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
     """All parts on `device`, frozen and in eval mode; backbone and text encoder in dtype, the VAE in options.vae_dtype.
 
     A single file does not say what its network predicts: noise is assumed, unless its header or its `v_pred` mark or options say otherwise.

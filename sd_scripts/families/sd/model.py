@@ -19,7 +19,7 @@ from sd_scripts.families.common import images, structures, unet
 from sd_scripts.families.common.comfyui_levels import Graph
 from sd_scripts.families.common.scheduled import ScheduledFamily
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
-from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
+from sd_scripts.library.core.protocols import Condition, DeviceMap, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
 from sd_scripts.runs.model_headers import Header, what_is
 
 from . import loading
@@ -41,7 +41,7 @@ class Sd(ScheduledFamily):
     latent: ClassVar[tuple[int, int]] = (4, 8)
     separate_texts: ClassVar[bool] = False
 
-    def load(self, options: SdModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+    def load(self, options: SdModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """Loads all parts on `device`; backbone and text encoder in dtype; those named in `without` stay on the meta device.
 
         Raises OptionError with a sentence for what cannot be read.

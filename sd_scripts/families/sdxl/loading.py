@@ -12,7 +12,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 from sd_scripts.families.common import original_unet as original
 from sd_scripts.families.common import unet_loading as unet
 from sd_scripts.families.common.tokenizers import TokenizerSpec
-from sd_scripts.library.core.protocols import Dtypes, Parts, Version
+from sd_scripts.library.core.protocols import DeviceMap, Dtypes, Parts, Version
 from sd_scripts.library.loading.common import Base, FamilySpec, PartSpec
 
 from .facts import CHECKPOINT
@@ -53,7 +53,7 @@ SPEC = FamilySpec(
 VERSION = Version("sdxl_base_v1-0", "stable-diffusion-xl-v1-base", "https://github.com/Stability-AI/generative-models", is_v2=False)
 
 
-def load(options: SdxlModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+def load(options: SdxlModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
     """All parts on `device`, frozen and in eval mode; backbone and text encoders in dtype, the VAE in options.vae_dtype.
 
     Networks named in `without` are not read. Raises OptionError with every problem that can be seen before weights are read.

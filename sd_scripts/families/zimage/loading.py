@@ -16,7 +16,7 @@ from sd_scripts.families.common.qwen3_signs import TEXT_ENCODER
 from sd_scripts.families.common.training_adapter import checks
 from sd_scripts.families.common.transformer_loading import Companion, tell
 from sd_scripts.library.core import diffusion
-from sd_scripts.library.core.protocols import Dtypes, Parts, Version
+from sd_scripts.library.core.protocols import DeviceMap, Dtypes, Parts, Version
 from sd_scripts.library.loading.common import (
     BASE,
     Base,
@@ -65,7 +65,7 @@ VERSION = Version("z_image", "Z-Image", "https://github.com/Tongyi-MAI/Z-Image",
 """As musubi-tuner names it."""
 
 
-def load(options: ZImageModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+def load(options: ZImageModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
     """All parts on `device`, frozen and in eval mode; backbone and text encoder in dtype, the VAE in options.vae_dtype.
 
     Networks named in `without` are not read. Raises OptionError with every problem that can be seen before weights are read, also with a

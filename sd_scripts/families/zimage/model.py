@@ -23,7 +23,8 @@ from sd_scripts.families.common.scheduled import ScheduledFamily
 from sd_scripts.families.common.tiny import tiny_parts, tiny_vae
 from sd_scripts.library.adapters.layer_names import adaptable_layers
 from sd_scripts.library.core import diffusion
-from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
+from sd_scripts.library.core.devices import META
+from sd_scripts.library.core.protocols import Condition, DeviceMap, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
 from sd_scripts.runs.model_headers import Header
 
 from . import loading
@@ -46,10 +47,10 @@ class ZImage(ScheduledFamily):
     latent: ClassVar[tuple[int, int]] = (16, 8)
     separate_texts: ClassVar[bool] = False
 
-    def load(self, options: ZImageModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+    def load(self, options: ZImageModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """Loads all parts on `device`, or those of the options; see protocols.ModelFamily."""
         parts = loading.load(options, device, dtype, without)
-        return parts if "backbone" in without else self.equipped(parts, options, device)
+        return parts if parts.device == META else self.equipped(parts, options, parts.device)
 
     def equipped(self, parts: Parts, options: ZImageModelOptions, device: torch.device) -> Parts:
         """See training_adapter.equipped."""

@@ -6,6 +6,7 @@ import torch
 
 from sd_scripts.schema.errors import OptionError, Problem
 
+META = torch.device("meta")
 PRECISIONS = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 

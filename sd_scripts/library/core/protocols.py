@@ -41,6 +41,15 @@ StateDict = dict[str, Tensor]
 Dtypes: TypeAlias = torch.dtype | Mapping[str, torch.dtype]
 """Precision of backbone and text encoders: one for all, or one for each by its name in Parts.modules()."""
 
+DeviceMap: TypeAlias = torch.device | Mapping[str, torch.device]
+"""Where networks are read to: one device for all, or one for each by its name in Parts.modules(). Of a network on META everything is
+checked, and no weights are read."""
+
+
+def mapped(device: DeviceMap, name: str) -> torch.device:
+    """Where the network of this name is read to."""
+    return device if isinstance(device, torch.device) else device[name]
+
 
 class Path(Protocol):
     """A probability path from image to noise: x_t = a(t) x0 + s(t) noise."""
@@ -216,7 +225,7 @@ class ModelFamily(Protocol):
     separate_texts: ClassVar[bool]
     """Whether each text encoder makes entries of its own, so that one can be trained while the other's stay cached."""
 
-    def load(self, options: Any, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+    def load(self, options: Any, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """Loads all parts on `device`; backbone and text encoders in dtype. Raises OptionError with a sentence for what cannot be read.
 
         without names parts that nobody will run: they have their structure, on the meta device, and no weights are read for them.

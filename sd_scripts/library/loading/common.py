@@ -26,7 +26,7 @@ from sd_scripts.dataset.progress import Bar
 from sd_scripts.families.common import tokenizers
 from sd_scripts.families.common.original_unet import Extras, Layout, Stored, from_original, no_extras, places, shape_from_original
 from sd_scripts.families.common.tokenizers import TokenizerSpec
-from sd_scripts.library.core.protocols import Dtypes, Parts
+from sd_scripts.library.core.protocols import DeviceMap, Dtypes, Parts, mapped
 from sd_scripts.runs.model_headers import LORA, VAE, Header, what_is
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import pipeline_file
@@ -401,7 +401,7 @@ def dtypes_of(names: Iterable[str], dtype: Dtypes, vae_dtype: str) -> dict[str, 
 def read_networks(
     found: Mapping[str, FoundNetwork],
     label: str,
-    device: torch.device,
+    device: DeviceMap,
     dtypes: Mapping[str, torch.dtype],
     without: Collection[str] = (),
     finishing: Mapping[str, tuple[Sequence[str], Finish]] | None = None,
@@ -418,7 +418,7 @@ def read_networks(
         getters = {
             key: lambda entry=entry, stored=stored: from_original(stored, read(entry)) for key, (entry, stored) in one.tensors.items()
         }
-        fill(one.module, getters, device, dtypes[name], *(finishing or {}).get(name, ()))
+        fill(one.module, getters, mapped(device, name), dtypes[name], *(finishing or {}).get(name, ()))
     return {name: one.module for name, one in found.items()}
 
 

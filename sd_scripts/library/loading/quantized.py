@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from sd_scripts.families import FACTS
-from sd_scripts.library.core.protocols import Dtypes, Parts
+from sd_scripts.library.core.devices import META
+from sd_scripts.library.core.protocols import DeviceMap, Dtypes, Parts, mapped
 from sd_scripts.library.memory import quantize
 from sd_scripts.schema.model import BaseModelOptions
 
@@ -19,7 +19,7 @@ from .common import Base, dtypes_of, merge_adapters, read_networks
 def read_quantized(
     base: Base,
     options: BaseModelOptions,
-    device: torch.device,
+    device: DeviceMap,
     dtype: Dtypes,
     without: Collection[str],
     adapters: Sequence[Path],
@@ -30,7 +30,8 @@ def read_quantized(
     parts_of makes the parts of the networks. Without adapters each block is quantised as soon as it is read; with them afterwards, because
     what is added to few bits is lost in rounding.
     """
-    chosen = quantize.chosen(options, FACTS[base.spec.name].network.quantized_encoder, without)
+    unread = [name for name in base.networks if name in without or mapped(device, name) == META]
+    chosen = quantize.chosen(options, FACTS[base.spec.name].network.quantized_encoder, unread)
     at_once = {} if adapters else chosen
     with quantize.while_reading({name: found.module for name, found in base.networks.items()}, at_once) as finishing:
         dtypes = dtypes_of(base.networks, dtype, options.vae_dtype)

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.families.common.original_unet import TOLERATED
+from sd_scripts.library.core.devices import META
 from sd_scripts.runs.model_headers import GGUF, Header
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
@@ -128,10 +129,13 @@ def fill(
     blocks: Sequence[str] = (),
     finish: Finish | None = None,
 ) -> None:
-    """Gives the module its tensors in this precision on this device, in eval mode and frozen.
+    """Gives the module its tensors in this precision on this device, in eval mode and frozen; on the meta device nothing is read.
 
     finish is called for each of the blocks (names of submodules) before the next one is read, such as to make it smaller.
     """
+    if device == META:
+        leave_out(module)
+        return
     names = list(module.state_dict())
     inside = {block: [name for name in names if name.startswith(f"{block}.")] for block in blocks}
     own = set(names).difference(*inside.values())

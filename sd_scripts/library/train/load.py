@@ -4,13 +4,14 @@ needs of them is on the device."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from sd_scripts import families
 from sd_scripts.library.core.blocks import blocks_of
+from sd_scripts.library.core.devices import META
 from sd_scripts.library.core.protocols import Beginning, ModelFamily, NewFamily, Parts
 from sd_scripts.library.data.cache import open_caches
 from sd_scripts.library.data.pipeline import DataPipeline
@@ -23,7 +24,7 @@ from sd_scripts.schema.files import write_atomically
 from .editing import check_control_area, check_prompts, encoder_devices
 from .environment import CPU
 from .prepare import Prepared, Read, begin_loading, loaded, prompts_of
-from .trained import dtypes_of_run, trained_encoders
+from .trained import dtypes_of_run, is_read_straight, trained_encoders
 
 FEWEST_VALIDATED = 64
 """Samples that a held-out loss is the mean of, at least: of five, each at one noise level, the lowest was that of a checkpoint whose images
@@ -32,7 +33,7 @@ were up to 25 points worse than the best one's (tests/bench/picks.py)."""
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A model whose batches are ready; the network that is trained is on the CPU, as it was loaded."""
+    """A model whose batches are ready; the network that is trained is where it was read to, see trained.is_read_straight."""
 
     prepared: Prepared
     parts: Parts
@@ -44,7 +45,8 @@ class Loaded:
 def load(prepared: Prepared) -> Loaded:
     """Loads everything and fills the caches. Raises OptionError for options that do not fit the model."""
     options, process, family = prepared.options, prepared.process, prepared.family
-    parts = networks(prepared, start=prepared.start, tested=prepared.source_sizes)
+    late = _is_read_late(prepared)
+    parts = networks(prepared, start=prepared.start, tested=prepared.source_sizes, backbone=META if late else CPU)
     kernels.check(options, process.device, parts.backbone)
     swapping.check_number(options.memory.blocks_to_swap, len(blocks_of(parts.backbone)))
     check_prompts(prepared.prompts, family, parts)
@@ -53,17 +55,41 @@ def load(prepared: Prepared) -> Loaded:
         # While the encoders are where they are fast, and before the network needs the room.
         previewing = with_known_texts(family, parts, prepared.prompts, data.cached_encoders)
     _leave(*(parts.text_encoders[name] for name in data.cached_encoders))
+    if late:
+        parts = _with_backbone(prepared, parts)
     return Loaded(prepared=prepared, parts=parts, data=data, previewing=previewing)
 
 
-def networks(found: Read, *, start: Start | None = None, tested: tuple[tuple[int, int], ...] = (), without: tuple[str, ...] = ()) -> Parts:
+def _is_read_late(prepared: Prepared) -> bool:
+    """Whether the denoising network is read when the encoders have left its device; one that trains on the CPU is in host RAM anyway."""
+    read_already = prepared.parts is not None or families.maker_of(prepared.family) is not None
+    return prepared.process.device != CPU and not read_already and is_read_straight(prepared.options)
+
+
+def _with_backbone(found: Read, parts: Parts) -> Parts:
+    """The parts with their denoising network, on the device where it trains. It comes now that the encoders have left it."""
+    companions = tuple(name for name in parts.modules() if name != "backbone")
+    read = loaded(found.process, found.options, found.family, companions, found.process.device)
+    ready = {name: getattr(parts, name) for name in ("vae", "text_encoders", "tokenizers", "processor", "settings")}
+    return replace(read, **ready)
+
+
+def networks(
+    found: Read,
+    *,
+    start: Start | None = None,
+    tested: tuple[tuple[int, int], ...] = (),
+    without: tuple[str, ...] = (),
+    backbone: torch.device = CPU,
+) -> Parts:
     """All networks on the CPU, apart from those in `without`, which nobody will run.
 
-    start: where training begins, where that is known; tested: sizes of what evaluations are made of.
+    start: where training begins, where that is known; tested: sizes of what evaluations are made of; backbone: where the denoising network
+    of a published model is read to.
     """
     maker = families.maker_of(found.family)
     if maker is None:
-        return found.parts or loaded(found.process, found.options, found.family, without)
+        return found.parts or loaded(found.process, found.options, found.family, without, backbone)
     options, plan = found.options, found.plan
     sizes = dict.fromkeys((*plan.sizes(), *((spec.width, spec.height) for spec in prompts_of(found))))
     if maker.is_new(options.model):

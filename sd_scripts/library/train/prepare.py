@@ -152,10 +152,14 @@ def _made(process: Process, options: RunOptions, family: ModelFamily, wanted: Cl
     return parts
 
 
-def loaded(process: Process, options: RunOptions, family: ModelFamily, without: tuple[str, ...] = ()) -> Parts:
-    """The model that the options name, on the CPU; each network goes to the device when it is needed there."""
+def loaded(
+    process: Process, options: RunOptions, family: ModelFamily, without: tuple[str, ...] = (), backbone: torch.device = CPU
+) -> Parts:
+    """The model that the options name, on the CPU; each network goes to the device when it is needed there. backbone: where the denoising
+    network is read to."""
     begin_loading(process, options)
-    return family.load(options.model, CPU, dtypes_of_run(options), without)
+    dtypes = dtypes_of_run(options)
+    return family.load(options.model, {**dict.fromkeys(("vae", *dtypes), CPU), "backbone": backbone}, dtypes, without)
 
 
 def begin_loading(process: Process, options: RunOptions) -> None:

@@ -1,4 +1,4 @@
-"""Which networks a run trains, or reads anew because training changes what they say, and the precision that each is read in."""
+"""Which networks a run trains, or reads anew because training changes what they say, and where and in what precision each is read."""
 
 from __future__ import annotations
 
@@ -20,6 +20,14 @@ def dtypes_of_run(options: RunOptions) -> dict[str, torch.dtype]:
         trained = [*(["backbone"] if network.train_unet else []), *(["te1", "te2"] if network.train_text_encoder else [])]
     own, precision = trained_dtype(options.memory), DTYPES[options.training.mixed_precision]
     return {name: own if name in trained else precision for name in ("backbone", "te1", "te2", "te3")}
+
+
+def is_read_straight(options: RunOptions) -> bool:
+    """Whether the denoising network is read to the device where it trains, and never is in host RAM: none of it stays there, is sharded
+    or tabulated from there, or packed there, which gives the same bits whatever the device."""
+    stays = options.memory.blocks_to_swap or getattr(options.model, "modulation_table", False)
+    packed = getattr(options.model, "transformer_quantization", "none") != "none"
+    return not (stays or packed or options.distributed.distributed_strategy == "fsdp2")
 
 
 def trained_encoders(options: RunOptions, parts: Parts) -> tuple[str, ...]:

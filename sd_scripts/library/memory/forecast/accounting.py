@@ -20,7 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-META = torch.device("meta")
+from sd_scripts.library.core.devices import META
+
 BLOCK = 512
 """Bytes that PyTorch's CUDA allocator rounds each tensor up to."""
 

@@ -21,7 +21,7 @@ from sd_scripts.library.core.protocols import ModelFamily, Parts
 from sd_scripts.library.memory.swapping import spread
 from sd_scripts.library.render.renderer import at_once
 from sd_scripts.library.train.editing import control_size
-from sd_scripts.library.train.trained import dtypes_of_run, trained_encoders
+from sd_scripts.library.train.trained import dtypes_of_run, is_read_straight, trained_encoders
 from sd_scripts.schema.model import ModelOptions
 from sd_scripts.schema.runs import RunOptions
 
@@ -70,11 +70,13 @@ class Forecaster:
         return Forecast(tuple(one for one in phases if one is not None), self.published, tuple(notes), host, there)
 
     def _host(self, options: RunOptions, training: Phase) -> int:
-        """Host RAM of all processes: all networks are read there, and what is swapped, cached or encoded beforehand waits there."""
+        """Host RAM of all processes: networks are read there, and what is swapped, cached or encoded beforehand waits there."""
         _, _, scales = self._weigh(options)
         companions = scales.vae + _encoders(options, scales)
+        # The one that makes class images is read before.
+        straight = is_read_straight(options) and self._made is None and not options.dataset.num_class_images
         # With tables the modulation is there twice for a moment.
-        loading = training.weights + companions
+        loading = companions + (0 if straight else training.weights)
         while_training = training.at_home + training.tables + training.offloaded + companions
         return self._processes * (PROCESS + max(loading, while_training))
 

@@ -13,14 +13,13 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from torch import Tensor
 
 from sd_scripts.families import FACTS
+from sd_scripts.library.core.devices import META
 from sd_scripts.library.core.protocols import Condition, Geometry, ModelFamily, Parts, PublishedFamily
 from sd_scripts.library.loading.common import BASE, dtypes_of
 from sd_scripts.library.loading.headers import read_header
 from sd_scripts.library.loading.source import find
 from sd_scripts.schema.files import pipeline_file
 from sd_scripts.schema.model import ModelOptions
-
-from .accounting import META
 
 EVERYTHING = ("backbone", "vae", "te1", "te2", "te3")
 

@@ -18,6 +18,7 @@ from sd_scripts.library.adapters.full import train_whole
 from sd_scripts.library.adapters.inject import all_adapter_tensors
 from sd_scripts.library.core.blocks import blocks_of
 from sd_scripts.library.core.copying import copied
+from sd_scripts.library.core.devices import META
 from sd_scripts.library.core.protocols import Condition, InHostRam, ModelFamily, Parts
 from sd_scripts.library.loading.weights import Unfilled
 from sd_scripts.library.memory.arranging import arrange
@@ -28,7 +29,7 @@ from sd_scripts.library.train.trained import trained_encoders
 from sd_scripts.runs.importing import building
 from sd_scripts.schema.runs import RunOptions
 
-from .accounting import META, AsOnDevice, Ledger, backward, bytes_of, optimizer_bytes, rounded
+from .accounting import AsOnDevice, Ledger, backward, bytes_of, optimizer_bytes, rounded
 from .structure import conditions_of, latents_of
 from .values import Bucket, Questions, Size
 
