@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from sd_scripts.library.tools.beside_images import Outcome
 from tests import languages
 from tests.languages import ENOUGH, WEB, catalogue, compiled, compiled_path, is_translated, page_texts, sentences, template
 
@@ -43,6 +44,14 @@ def test_what_a_plan_costs_and_a_forecast_notes_is_translated(language):
     }
     known = {message.id for message in catalogue(language) if is_translated(message)}
     assert len(costs) > 12 and costs | notes <= known
+
+
+@every
+def test_what_work_on_images_reports_is_translated(language):
+    full = Outcome(written=1, same=2, kept=3, done_before=4, nothing=["a.png"], others=["b.png"], bad=["c.png"])
+    said = [re.sub(r": .*", ": ", line) for of_masks in (True, False) for line in full.report("", 9, of_masks).lines]
+    known = {message.id.partition("{")[0] for message in catalogue(language) if is_translated(message) and isinstance(message.id, str)}
+    assert len(said) == 14 and set(said) <= known
 
 
 @every

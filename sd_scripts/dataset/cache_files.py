@@ -63,7 +63,10 @@ class CacheFile:
         return work(self._db)
 
     def _refusal(self, err: Exception) -> OptionError:
-        text = f"cache_dir: {self._file} cannot be written ({err}); choose another cache_dir, which lies in output_dir unless it is given"
+        text = (
+            f"cache_dir: {self._file} cannot be written ({err}); free some space there, or choose another cache_dir, which lies in "
+            "output_dir unless it is given"
+        )
         return OptionError(Problem("cache_dir", text))
 
     def close(self) -> None:

@@ -32,8 +32,8 @@ class DuplicateSection(Section):
 
 
 class FindDuplicates(ToolOptions):
-    """Find images that a model takes for nearly the same, such as crops and other colours of one image, which pixels do not tell. Needs a
-    model that looks at images; changes nothing."""
+    """Find images that a model takes for nearly the same, such as mirrored or recoloured copies, which pixels do not tell. Needs a model
+    that looks at images; changes nothing."""
 
     name: ClassVar[str] = "duplicates"
     work: ClassVar[str] = "sd_scripts.library.tools.duplicates:find"

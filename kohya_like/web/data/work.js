@@ -15,7 +15,7 @@ const DRAFT = "kl.data.work";
 const STATES = { queued: t`Waiting`, running: t`Running`, finished: t`Finished`, failed: t`Failed`, cancelled: t`Stopped`, died: t`Died` };
 const FACES = { "a face at the edge of the image": t`face at the edge`, "a face outside of the cut": t`face outside of the cut`, "a face that the cut goes through": t`face cut through` };
 // Of a report, whose lines begin small and have no end.
-const sentence = (line) => `${line[0].toUpperCase()}${line.slice(1)}${/[.!?…]$/.test(line) ? "" : "."}`;
+const sentence = (line) => `${line[0].toUpperCase()}${line.slice(1)}${/[.!?…。]$/.test(line) ? "" : "."}`;
 const STARTED = ["queued", "running"];
 
 const keyField = (id) => {
@@ -89,9 +89,9 @@ export function makeWork(desk, after) {
     say(badge, STATES[state]);
     bar.root.hidden = !isOn;
     bar.show(answer.percent === null ? null : answer.percent / 100, state === "running");
-    const lines = answer.report && Array.isArray(answer.report.lines) ? answer.report.lines.map(sentence).join(" ") : "";
+    const lines = answer.report && Array.isArray(answer.report.lines) ? answer.report.lines.map((each) => sentence(translated(each))).join(" ") : "";
     const last = answer.console.open || answer.console.lines[answer.console.lines.length - 1] || "";
-    say(line, state === "queued" ? t`It waits until a device is free.` : isOn ? last || t`Starting …` : lines || last || line.textContent);
+    say(line, state === "queued" ? t`It waits until a device is free.` : isOn ? last || t`Starting …` : lines || translated(last) || line.textContent);
     stop.hidden = !isOn;
     resume.hidden = isOn || state === "finished";
     key.root.hidden = resume.hidden || !answer.texts.endpoint;

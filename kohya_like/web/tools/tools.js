@@ -45,11 +45,11 @@ function table(name, rows) {
   return make("div", { class: "kl-scroll", tabindex: "0", role: "region", "aria-label": name }, make("table", { class: "kl-table" }, head, body));
 }
 
-// A tool's own sentences come first, as they stand; its figures are there to open.
+// A tool's own sentences come first; its figures are there to open.
 function drawAnswer(report) {
   const { lines, ...figures } = report && typeof report === "object" ? report : {};
   if (!Array.isArray(lines)) return drawReport(report);
-  return [make("pre", { class: "kl-tool-lines", tabindex: "0", role: "region", "aria-label": t`Report`, text: lines.join("\n") }),
+  return [make("pre", { class: "kl-tool-lines", tabindex: "0", role: "region", "aria-label": t`Report`, text: lines.map(translated).join("\n") }),
     make("details", { class: "kl-part-of" }, make("summary", {}, make("h3", { text: t`All figures` })), ...drawReport(figures))];
 }
 

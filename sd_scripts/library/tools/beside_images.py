@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,11 @@ from .report import Report
 
 SHOWN = 20
 """Names that a report lists of one kind."""
+
+
+def named(names: Sequence[str]) -> str:
+    """How many, and the first of them."""
+    return f"{len(names)} ({', '.join(names[:SHOWN])}{' …' if len(names) > SHOWN else ''})"
 
 
 @dataclass
@@ -33,29 +38,24 @@ class Outcome:
     """Somebody else has written meanwhile."""
     bad: list[str] = field(default_factory=list)
 
-    def report(self, order: str, count: int, nouns: str, same: str, nothing: tuple[str, str], theirs: str) -> Report:
-        """The report on so many images. nouns: what was written; same: what those had already that stayed the same; nothing: how it is
-        called in the values, and said; theirs: what somebody else has written."""
-        lines = [f"{nouns} written: {self.written}, of {count} images"]
-        for number, words in (
-            (self.done_before, "written before this work was stopped"),
-            (self.kept, "left as they are, because they have one"),
-            (self.same, f"had the same {same} already"),
-        ):
-            lines += [f"{words}: {number}"] if number else []
-        for names, words in (
-            (self.nothing, nothing[1]),
-            (self.others, f"somebody else wrote meanwhile, and their {theirs} stay"),
-            (self.bad, "cannot be read"),
-        ):
-            lines += [f"{words}: {len(names)} ({', '.join(names[:SHOWN])}{' …' if len(names) > SHOWN else ''})"] if names else []
+    def report(self, order: str, count: int, of_masks: bool) -> Report:
+        """The report on so many images, of masks or of captions. Each line is a sentence of its own, which the page translates."""
+        lines = [f"{'masks' if of_masks else 'captions'} written: {self.written}, of {count} images"]
+        lines += [f"written before this work was stopped: {self.done_before}"] if self.done_before else []
+        lines += [f"left as they are, because they have one: {self.kept}"] if self.kept else []
+        lines += [f"had the same {'mask' if of_masks else 'words'} already: {self.same}"] if self.same else []
+        if self.nothing:
+            lines.append(f"{'nothing found, and no mask written' if of_masks else 'the model said nothing'}: {named(self.nothing)}")
+        if self.others:
+            lines.append(f"somebody else wrote meanwhile, and their {'masks' if of_masks else 'words'} stay: {named(self.others)}")
+        lines += [f"cannot be read: {named(self.bad)}"] if self.bad else []
         values = {
             "written": self.written,
             "kept": self.kept,
             "same": self.same,
             "done_before": self.done_before,
             "order": order,
-            nothing[0]: self.nothing,
+            "empty" if of_masks else "silent": self.nothing,
             "others": self.others,
             "unreadable": self.bad,
         }

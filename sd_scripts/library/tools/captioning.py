@@ -53,7 +53,7 @@ def caption(options: CaptionSection) -> Report:
         if options.endpoint is not None:
             log.info("what leaves this machine: %s", leaving(options, len(works)))
         _caption_all(options, works, captioner, book, order, outcome)
-    return outcome.report(order, len(listed), "captions", "words", ("silent", "the model said nothing"), "words")
+    return outcome.report(order, len(listed), of_masks=False)
 
 
 def leaving(options: CaptionSection, count: int) -> str:

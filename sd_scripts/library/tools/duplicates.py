@@ -20,7 +20,8 @@ from sd_scripts.schema.duplicates import DuplicateSection
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 
-from .faces import SHOWN, sights
+from .beside_images import SHOWN, named
+from .faces import sights
 from .rating import ImageViewer
 from .report import Report
 
@@ -56,7 +57,7 @@ def find(options: DuplicateSection) -> Report:
         f"{options.duplicate_distance:g}"
     ]
     lines += [_line(group) for group in groups[:SHOWN]] + (["…"] if len(groups) > SHOWN else [])
-    lines += [f"cannot be read: {len(bad)} ({', '.join(bad[:SHOWN])})"] if bad else []
+    lines += [f"cannot be read: {named(bad)}"] if bad else []
     return Report(lines, {"groups": groups, "images": len(names), "model": looker.name, "unreadable": bad})
 
 

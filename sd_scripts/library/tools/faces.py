@@ -21,6 +21,7 @@ from sd_scripts.schema.faces import FaceSection
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.rating import RatingSection
 
+from .beside_images import named
 from .report import Report
 
 Box = tuple[float, float, float, float]
@@ -30,7 +31,6 @@ AT_EDGE = 0.005
 """A face that comes so near to the image's edge, as a share of its side, is taken to go on behind it."""
 CUT = 0.95
 """A face of which less than this share is left after the cut is cut off."""
-SHOWN = 40
 log = logging.getLogger("sd_scripts")
 
 
@@ -159,8 +159,8 @@ def _report(rows: Sequence[dict[str, Any]], faces: int, count: int, bad: Sequenc
     lines = [f"faces found: {faces}, in {count} images"]
     for why in dict.fromkeys(str(row["why"]) for row in rows):
         names = [str(row["file"]) for row in rows if row["why"] == why]
-        lines.append(f"images with {why}: {len(names)} ({', '.join(names[:SHOWN])}{' …' if len(names) > SHOWN else ''})")
+        lines.append(f"images with {why}: {named(names)}")
     if not rows:
         lines.append("none of them is cut off")
-    lines += [f"cannot be read: {len(bad)} ({', '.join(bad[:SHOWN])})"] if bad else []
+    lines += [f"cannot be read: {named(bad)}"] if bad else []
     return Report(lines, {"faces": faces, "images": count, "cut": list(rows), "unreadable": list(bad)})

@@ -54,7 +54,7 @@ def mask(options: MaskSection) -> Report:
     works = list(_left(options, listed, order, outcome))
     if works:
         _mask_all(options, works, root, order, outcome)
-    return outcome.report(order, len(listed), "masks", "mask", ("empty", "nothing found, and no mask written"), "masks")
+    return outcome.report(order, len(listed), of_masks=True)
 
 
 def _listed(options: MaskSection, root: Path) -> list[tuple[Path, Path, MaskBook]]:
