@@ -19,10 +19,12 @@ from playwright.sync_api import Page, expect
 from kohya_like.supervisor import JobSupervisor
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.toy.datasets import write_dataset
+from tests.full_disk import small_disk
 from tests.ui import full_studio
 from tests.ui.on_screen import Eyes
 from tests.ui.standin_runs import ROOT, until
 from tests.ui.test_adding_in_browser import SIZES, drop
+from tests.ui.test_journey import short_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(2400)]
 PATIENCE = 1_500_000
@@ -175,7 +177,7 @@ def test_a_newcomer_gets_a_lora_that_draws_what_the_base_cannot(
 def test_mistakes_end_with_a_sentence_that_names_the_cure_or_with_a_lora(
     studios: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """Nine of them; the tenth, a full disk, is in test_datasets."""
+    """Eight of them; the full disk and the model of another family have journeys of their own."""
     root = tmp_path / "output"
     with studio_of(studios, root) as studio:
         page = visit(studio.url, quiet=False).page
@@ -200,7 +202,7 @@ def test_mistakes_end_with_a_sentence_that_names_the_cure_or_with_a_lora(
         newcomer.click("Fill in the form")
         newcomer.reads(f"Is {good} meant?")
         path.fill(good)
-        # 7: a model of another kind than it is said to be.
+        # 7: a model that is none.
         page.get_by_label("Which model?").select_option("*")
         model = tmp_path / "some.safetensors"
         model.write_bytes(b"no model")
@@ -230,3 +232,53 @@ def test_mistakes_end_with_a_sentence_that_names_the_cure_or_with_a_lora(
             command = [sys.executable, str(ROOT / "gui.py"), "--server_port", port, "--output_dir", str(root)]
             told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert told.returncode != 0 and port in told.stderr and "Traceback" not in told.stderr
+
+
+def test_a_model_of_another_family_is_told_with_the_cure_and_then_a_run_begins(
+    studios: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    root, folder, model = tmp_path / "output", stars(tmp_path / "my stars", 4), tmp_path / "model"
+    model.mkdir()
+    (model / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
+    with studio_of(studios, root) as studio:
+        supervisor, busy = full_studio.under_way(root)
+        page = visit(studio.url).page
+        newcomer = Newcomer(page)
+        page.get_by_label("Base model", exact=True).fill(str(model))
+        page.get_by_label("Training image folder", exact=True).fill(str(folder))
+        newcomer.click("Start training")
+        newcomer.reads("model is a Flux model (FluxPipeline); you chose SDXL. Choose its own family, or a base model of SDXL")
+        page.get_by_label("Base model", exact=True).fill("toy")
+        newcomer.click("Start training")
+        expect(page.locator("#kl-live")).to_contain_text("Waiting")
+        supervisor.stop(busy, grace_seconds=0)
+        supervisor.close()
+
+
+def test_a_full_disk_is_told_with_the_cure_and_with_room_the_training_ends_with_a_lora(
+    studios: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder, disk = stars(tmp_path / "my stars", 4), tmp_path / "disk"
+    with small_disk(disk, 64) as is_mounted:
+        if not is_mounted:
+            pytest.skip("this machine lets no disk be mounted")
+        with studio_of(studios, disk / "output") as studio:
+            page = visit(studio.url, quiet=False).page
+            newcomer = Newcomer(page)
+            drop(page, folder)
+            newcomer.click("Add")
+            newcomer.reads("Make room, or start the studio with another --output_dir.")
+            newcomer.click("Cancel")
+            page.get_by_placeholder("or a path on the studio").fill(str(short_run(tmp_path, 2, "short")))
+            page.get_by_role("button", name="Open the file at this path").click()
+            newcomer.reads("Loaded short.toml")
+            page.get_by_label("Training image folder", exact=True).fill(str(folder))
+            with (disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space left"):
+                while True:
+                    filler.write(bytes(4096))
+            newcomer.click("Start training")
+            newcomer.reads("free some space")
+            (disk / "filler").unlink()
+            newcomer.click("Start training")
+            expect(page.locator("#kl-live .kr-badge")).to_have_text("Finished", timeout=PATIENCE)
+            assert list(disk.glob("output/*-short/short.safetensors"))
