@@ -81,9 +81,9 @@ def _build_flux(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) ->
 
 
 def _build_flux2(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) -> Built:
-    from . import flux2
+    from . import flux2, reading
 
-    return _built(flux2.train_flux2, vae, flux2.SETTINGS, seed, changes, saved)
+    return _built(flux2.train_flux2, vae, reading.FlowSettings(), seed, changes, saved)
 
 
 def _build_chroma(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) -> Built:

@@ -128,5 +128,5 @@ def train_chroma(vae: AutoencoderKL, settings: FlowSettings, seed: int, saved: P
         text_encoder=encoder,
         tokenizer=tokenizer,
         transformer=transformer,
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0, use_dynamic_shifting=False),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0, use_dynamic_shifting=False, use_beta_sigmas=True),
     )

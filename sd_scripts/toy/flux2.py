@@ -1,8 +1,8 @@
 """Train the toy FLUX.2 Klein base: a real pipeline, small; scenes of the world without teal.
 
-Not run to its end yet, so nothing of it is stored. Knows how Klein is conditioned. Its text encoder is taught to read first (reading.py)
-and then frozen. Its VAE is the common one, whose 16 channels are half of FLUX.2's: of twice as many a transformer of this width carried
-little but noise. The loop: pretraining.py. Files: build.py.
+Knows how Klein is conditioned. Its text encoder is taught to read first (reading.py) and then frozen. Its VAE is the common one, whose 16
+channels are half of FLUX.2's: of twice as many a transformer of this width carried little but noise. The loop: pretraining.py. Files:
+build.py.
 """
 
 from __future__ import annotations
@@ -34,20 +34,6 @@ OUT_LAYERS = (1, 2, 3)
 """States of the Qwen3 that the transformer reads: after a quarter, a half and three quarters of its layers."""
 
 _WIDTH = 64
-SETTINGS = FlowSettings(
-    num_steps=5000,
-    num_full_steps=1200,
-    dropout_fraction=0.05,
-    other_word_fraction=0.1,
-    other_color_fraction=0.05,
-    short_caption_fraction=0.05,
-    capital_fraction=0.1,
-    # Where the pipeline's twelve steps are: half of them are above 0.87, none is below 0.38.
-    time_mean=2.0,
-    time_deviation=1.4,
-    num_late_steps=1500,
-)
-"""How the transformer is trained. Captions that say less than all are rarer than elsewhere: the encoder knows them already."""
 _NUM_TAUGHT = 16
 """Tokens at the end of a text that are taught what it names: those behind the longest caption, padding among them."""
 

@@ -65,6 +65,7 @@ TOYS = (
     Toy("sdxl_train_network/toy-star", ("star", "old", "held_out")),
     Toy("sd_train_network/toy-star-sd", ("star", "old", "held_out")),
     Toy("flux_train_network/toy-teal-flux", ("teal", "old", "held_out")),
+    Toy("flux2_train_network/toy-star-flux2", ("star", "old", "held_out")),
     Toy("zimage_train_network/toy-star-zimage", ("star", "old", "held_out")),
     Toy("qwen_image_train_network/toy-edit-border", ("border", "keep", *edits.OLD_KINDS)),
     Toy("ddpm_train/toy-shapes", ("old", "held_out")),
@@ -159,8 +160,8 @@ def drawn(toy: Toy, options: RunOptions, file: Path, num: int) -> dict[str, Show
     for when, load in ways.items():
         draw = drawing(chosen, load(), options.samples)
         for kind, found in shown.items():
-            if FACTS[options.family].edits:
-                show_edits(found, when, cast("edits.EditKind", kind), draw, num)
+            if kind in edits.KINDS:
+                show_edits(found, when, kind, draw, num)
             else:
                 show_prompts(found, when, cast("measure.Kind", kind), draw, num, options)
     return shown

@@ -35,7 +35,7 @@ COLORS: dict[str, tuple[int, int, int]] = {
 }
 
 NEW_COLORS = ("teal",)
-"""Colours that the bases sd and flux have never seen, and that can be taught to them; the base sdxl knows all."""
+"""Colours that no base but sdxl's has seen, and that can be taught to the others."""
 
 KNOWN_COLORS = tuple(color for color in COLORS if color not in NEW_COLORS)
 """Colours that every base is trained on."""

@@ -37,6 +37,14 @@ def shape(scores: measure.Scores) -> float:
         pytest.param(
             "flux_train/toy-finetune-flux", "teal", color, {"max_train_steps": 80, "num_images": 12}, 0.8, id="flux_train, a third"
         ),
+        pytest.param(
+            "flux2_train_network/toy-star-flux2",
+            "teal",
+            color,
+            {"max_train_steps": 150, "train_batch_size": 8, "num_images": 12, "train_data_dir": "toy:teal"},
+            0.7,
+            id="flux2_train_network, a color",
+        ),
         *(
             pytest.param(preset, "teal", color, {}, 0.8, marks=pytest.mark.long)
             for preset in (
@@ -48,6 +56,7 @@ def shape(scores: measure.Scores) -> float:
         ),
         pytest.param("sdxl_train/toy-finetune-sdxl", "star", shape, {}, 0.8, id="sdxl_train", marks=pytest.mark.long),
         pytest.param("sd_train_network/toy-star-sd", "star", shape, {}, 0.8, marks=pytest.mark.long),
+        pytest.param("flux2_train_network/toy-star-flux2", "star", shape, {}, 0.8, marks=pytest.mark.long),
     ],
 )
 def test_a_new_word_is_learned_and_the_old_ones_stay(

@@ -96,7 +96,8 @@ def test_latents_of_the_world_have_mean_0_and_deviation_1(folder):
     per_channel = latents.transpose(0, 1).flatten(1)
     assert per_channel.mean(dim=1).abs().max() < 0.2
     assert (per_channel.std(dim=1) - 1).abs().max() < 0.2
-    assert vae.config.scaling_factor == 1.0
+    # FLUX.2's kind has statistics of squares instead.
+    assert vae.config.get("scaling_factor", 1.0) == 1.0
 
 
 def test_a_base_is_small_half_precision_and_names_no_machine(folder):
@@ -109,7 +110,7 @@ def test_a_base_is_small_half_precision_and_names_no_machine(folder):
             assert not content.get("_name_or_path")
         else:
             with safe_open(path, framework="pt") as tensors:
-                kinds = {tensors.get_tensor(name).dtype for name in tensors.keys()}  # noqa: SIM118
+                kinds = {tensors.get_tensor(name).dtype for name in tensors.keys() if not name.endswith("num_batches_tracked")}  # noqa: SIM118
             assert kinds == {torch.float16}, path
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from sd_scripts.families import family
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.toy import autoencoder, chroma, flux2, krea2, pretraining, qwen_vae, reading, worlds
+from sd_scripts.toy.build import BASES
 from sd_scripts.toy.pretraining import ToyBatch
 from sd_scripts.toy.reading import FlowSettings, ReadingSettings
 from sd_scripts.toy.render import render_with
@@ -121,6 +124,14 @@ def test_a_recipe_goes_from_nothing_to_a_pipeline_that_draws(name: str, monkeypa
     drawn = render_with(pipeline, 1)(["a red circle"], [0], 64, 64)
     assert drawn[0].size == (64, 64)
     assert not any(weight.requires_grad for weight in pipeline.transformer.parameters())
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if (BASES / name).is_dir()])
+def test_a_stored_base_is_what_the_recipe_makes_and_small(name: str) -> None:
+    record = json.loads((BASES / name / "BUILD.json").read_text(encoding="utf-8"))
+    assert record["settings"] == asdict(RECIPES[name]().settings)
+    assert min(record["scores"][kind]["all"] for kind in ("old", "held_out")) >= 0.95
+    assert sum(path.stat().st_size for path in (BASES / name).rglob("*") if path.is_file()) < 2_500_000
 
 
 def test_expected_latents_are_the_mean_by_what_explains_the_noisy_ones() -> None:

@@ -295,7 +295,7 @@ def test_start_refuses_at_its_field_what_training_would_refuse_before_the_first_
         *((base, kind, {base: pointer}) for kind in new),
         *((base, kind, {base: adapter}) for kind in ("sd/full", "krea2/network")),
         *((base, kind, {base: str(toys / "sdxl")}) for kind in (*new, "flux/network")),
-        *((base, kind, {base: "toy"}) for kind in new),
+        *((base, kind, {base: "toy"}) for kind in (*new, "anima/network") if named(kind)),
         (base, "sdxl/network", {base: other}),
         (base, "zimage/network", {base: page}),
         (base, "qwen_edit/network", {base: empty}),

@@ -12,7 +12,7 @@ FACTS = FamilyFacts(
     place=30,
     edits=True,
     evaluates=False,
-    demo=None,
+    demo="toy-star-flux2",
     labels={},
     kohya=None,
     adapters=AdapterMarks(architectures=("flux_2", "flux-2", "flux2", "flux.2"), text_widths=(), layers="double_stream_modulation_"),
