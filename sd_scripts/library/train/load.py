@@ -68,6 +68,8 @@ def _is_read_late(prepared: Prepared) -> bool:
 
 def _with_backbone(found: Read, parts: Parts) -> Parts:
     """The parts with their denoising network, on the device where it trains. It comes now that the encoders have left it."""
+    # What does not fit now is what training needs.
+    found.process.working("train")
     companions = tuple(name for name in parts.modules() if name != "backbone")
     read = loaded(found.process, found.options, found.family, companions, found.process.device)
     ready = {name: getattr(parts, name) for name in ("vae", "text_encoders", "tokenizers", "processor", "settings")}
