@@ -67,18 +67,21 @@ def proposal(candidates: Sequence[Candidate], ranking: Sequence[Standing], base:
     lowest, least = min(measured, key=lambda pair: pair[1].mean.value)
     alike = [(one, told) for one, told in measured if one is lowest or (told.behind is not None and not told.behind.exceeds(CLEARLY))]
     kept, loss = min(alike, key=lambda pair: (_copies(pair[0].near, base), -pair[1].step))
-    copies = f"{kept.near.copies} of its {kept.near.count} images nearly copy a training image" if kept.near is not None else ""
+    last, _ = max(alike, key=lambda pair: pair[1].step)
     if kept is lowest:
-        said = f"it has the lowest held-out loss ({least.mean.value:.4g}) of {len(measured)}"
+        why = f"{kept.label} is proposed: it has the lowest held-out loss ({least.mean.value:.4g}) of {len(measured)}."
     else:
-        least_of = f"the lowest of {len(measured)} ({lowest.label}, {least.mean.value:.4g})"
-        said = f"its held-out loss ({loss.mean.value:.4g}) is not clearly above {least_of}"
-        last, _ = max(alike, key=lambda pair: pair[1].step)
-        if kept is last:
-            said += ", and of those it has trained longest"
-        elif copies:
-            copies = f"{copies}, fewer than of {last.label}"
-    return Proposal(kept.column, f"{kept.label} is proposed: {said}{f'; {copies}' if copies else ''}.")
+        why = (
+            f"{kept.label} is proposed: its held-out loss ({loss.mean.value:.4g}) is not clearly above the lowest of {len(measured)} "
+            f"({lowest.label}, {least.mean.value:.4g}){', and of those it has trained longest' if kept is last else ''}."
+        )
+    if kept.near is not None:
+        near = kept.near
+        if kept is lowest or kept is last:
+            why += f" {near.copies} of its {near.count} images nearly copy a training image."
+        else:
+            why += f" {near.copies} of its {near.count} images nearly copy a training image, fewer than of {last.label}."
+    return Proposal(kept.column, why)
 
 
 def _copies(near: Nearness | None, base: Nearness | None) -> int:

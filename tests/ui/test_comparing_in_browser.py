@@ -84,6 +84,7 @@ def test_runs_that_are_chosen_stand_beside_one_another(
     plot = page.locator(f"{RUNS} section[aria-label=Loss] .kr-stage:visible")
     lower, upper = (sorted(row for _, row in painted(plot, f"line-{place}")) for place in (0, 1))
     assert len(lower) > 100 and len(upper) > 100 and lower[len(lower) // 2] > upper[len(upper) // 2]
+    assert plot.evaluate("stage => stage.querySelector('.u-wrap').offsetHeight <= stage.clientHeight"), "its steps are written below it"
     page.get_by_label("Read the curves at a step").focus()
     page.keyboard.press("Home")
     expect(page.locator(f"{RUNS} .kr-readout:visible")).to_have_text(f"Step 1: low 1.1, The high {HOSTILE} 1.6")

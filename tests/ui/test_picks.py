@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from sd_scripts.runs.trash import Trash
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.toy import worlds
-from tests import small_segmenters
+from tests import languages, small_segmenters
 from tests.full_disk import no_larger_than
 from tests.small_raters import arcface, clip, dino
 from tests.ui.standin_runs import until
@@ -90,12 +91,25 @@ def candidate(column: int, loss: float, behind: Mean | None, copies: int = 0) ->
     return Candidate(column, f"c{column}", held, Nearness(0.5, copies, 8))
 
 
+def test_each_sentence_of_a_proposal_is_one_of_the_catalogue() -> None:
+    lowest, near, far = Mean(0.0, 0.0, 20), Mean(0.01, 0.02, 20), Mean(0.2, 0.05, 20)
+    keys = [message.id for message in languages.template() if message.id and isinstance(message.id, str)]
+    whole = [re.compile(re.sub(r"\\\{\d\\\}", lambda _hole: r"\S+", re.escape(key))) for key in keys]
+    for given in (
+        [candidate(1, 0.4, lowest), candidate(2, 0.6, far)],
+        [candidate(1, 0.4, lowest), candidate(2, 0.41, near)],
+        [candidate(1, 0.4, lowest, 5), candidate(2, 0.41, near, 1), candidate(3, 0.41, near, 5)],
+    ):
+        for sentence in re.split(r"(?<=\.) (?=\S)", proposal(given, [], None).why):
+            assert any(pattern.fullmatch(sentence) for pattern in whole), sentence
+
+
 def test_of_losses_that_are_not_clearly_higher_the_one_that_trained_longest_is_proposed_unless_it_copies() -> None:
     lowest, near, far = Mean(0.0, 0.0, 20), Mean(0.01, 0.02, 20), Mean(0.2, 0.05, 20)
     plain = [candidate(1, 0.6, far), candidate(2, 0.4, lowest), candidate(3, 0.41, near)]
     told = proposal(plain, [], None)
     said = (
-        "c3 is proposed: its held-out loss (0.41) is not clearly above the lowest of 3 (c2, 0.4), and of those it has trained longest; 0 of"
+        "c3 is proposed: its held-out loss (0.41) is not clearly above the lowest of 3 (c2, 0.4), and of those it has trained longest. 0 of"
     )
     assert told.column == 3 and said in told.why
     overtrained = [candidate(1, 0.4, lowest), candidate(2, 0.6, far), candidate(3, 0.7, far)]

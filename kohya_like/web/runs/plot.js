@@ -43,6 +43,7 @@ export class Plot {
     this.legend = make("div", { class: "kr-legend" });
     this.empty = make("p", { class: "kr-empty", text: empty });
     this.stage = make("div", { class: "kr-stage" }, this.slider, this.empty);
+    this.stage.style.minHeight = `${height}px`;
     this.whole = make("button", { type: "button", class: "kr-chip", text: t`Whole run`, hidden: true, onclick: () => {
       this.chart.setData(this.chart.data);
       this.slider.focus();
