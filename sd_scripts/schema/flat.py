@@ -529,11 +529,27 @@ def _with_defaults_of_its_version(values: dict[str, Any]) -> dict[str, Any]:
     return values if run is None else {**run.defaults_of_version_1, **values}
 
 
+def _first_of(run: type[Options]) -> FlatField | None:
+    """What a tool works on: the first option without a default, whose values may stand first on the command line without its flag."""
+    if issubclass(run, RunOptions):
+        return None
+    return next((field for field in fields(run).values() if field.required), None)
+
+
+def _named(tool: type[Options], words: Sequence[str]) -> list[str]:
+    """The command line of a tool with a flag for the words that it begins with."""
+    first = _first_of(tool)
+    count = next((place for place, word in enumerate(words) if word.startswith("--")), len(words))
+    if first is None or count == 0 or (count > 1 and not first.many) or f"--{first.name}" in (word.partition("=")[0] for word in words):
+        return list(words)
+    return [f"--{first.name}", *words]
+
+
 def parser(run: type[Options]) -> argparse.ArgumentParser:
     """The command line of a kind of run, or of a tool. Values stay text: pydantic reads them, as it does those of a file."""
-    parse = _Parser(
-        prog=run.script, usage=f"{run.script} --config_file FILE [--option value ...]", allow_abbrev=False, description=run.__doc__
-    )
+    first = _first_of(run)
+    begins = "--config_file FILE" if first is None else first.name.upper() + (" ..." if first.many else "")
+    parse = _Parser(prog=run.script, usage=f"{run.script} {begins} [--option value ...]", allow_abbrev=False, description=run.__doc__)
     parse.add_argument("--config_file", type=given_path, help="TOML file with options; flags win over it")
     if issubclass(run, RunOptions):
         parse.add_argument("--run_dir", type=given_path, help="folder of this run; without it a new one is made in output_dir")
@@ -634,7 +650,7 @@ def _parse(
     read_file: ReadFile | None = None,
 ) -> tuple[O, frozenset[str], tuple[str, ...], dict[str, Any]]:
     """Options, the names that were given, sentences about other programs' words and what is asleep, and the flags that are no options."""
-    line, foreign = kohya_lines.split(run, fields(run), argv) if issubclass(run, RunOptions) else (list(argv), {})
+    line, foreign = kohya_lines.split(run, fields(run), argv) if issubclass(run, RunOptions) else (_named(run, argv), {})
     values, rest = parser(run).parse_known_args(_split_bool_flags(run, line))
     given = dict(vars(values)) | foreign
     problems: list[Problem] = []

@@ -25,12 +25,14 @@ from sd_scripts.schema.flat import (
     flatten,
     parse_cli,
     parse_toml,
+    parse_tool,
     read_toml,
     to_argv,
     to_toml,
     with_absolute_paths,
 )
 from sd_scripts.schema.runs import RunOptions
+from sd_scripts.schema.tools import FILE_TOOLS
 
 NEEDED = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star"}
 # Texts without the two things an argument list cannot carry: NUL, and lone surrogates.
@@ -282,6 +284,18 @@ def test_all_problems_are_told_at_once_with_option_value_and_what_is_allowed() -
     assert "pretrained_model_name_or_path is missing" in text and "train_data_dir is missing" in text
     assert '"stray" does not belong to an option' in text
     assert len(caught.value.problems) == 7
+
+
+def test_what_a_tool_works_on_may_stand_first_without_its_flag() -> None:
+    for tool in FILE_TOOLS:
+        first = next(field for field in fields(tool).values() if field.required)
+        rest = [f"--{field.name}=2" for field in fields(tool).values() if field.required and field is not first]
+        words = ["an/one", "two"] if first.many else ["an/one"]
+        found, named = parse_tool(tool, [*words, *rest]), parse_tool(tool, [f"--{first.name}", *words, *rest])
+        assert found == named and flatten(found)[first.name] == (tuple(words) if first.many else "an/one")
+    for wrong in (["one", "two"], ["one", "--model=two"]):
+        with pytest.raises(OptionError, match='"one" does not belong to an option'):
+            parse_tool(TOOLS["verify_lora"], wrong)
 
 
 def test_a_broken_toml_file_is_told_with_its_line(tmp_path: Path) -> None:
