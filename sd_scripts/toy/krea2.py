@@ -1,9 +1,8 @@
 """Train the toy Krea 2 base (Raw): a real pipeline, small, with the toy Qwen-Image VAE and a Qwen3-VL of its own; scenes without teal.
 
-Not run to its end yet, so nothing of it is stored. With times less near to noise and a rate that fell sooner 97 % of the colours, all
-places and 55 % of the shapes of 60 old prompts were right after 5500 steps; circles came out as squares. Knows how Krea 2 is conditioned.
-Its text encoder is taught to read first (reading.py) and then frozen. Shared with other families: the VAE (qwen_vae.py), the loop
-(pretraining.py). Files: build.py.
+Not run to its end yet, so nothing of it is stored: 60 % of the shapes are right after 2500 of its steps. With times less near to noise and
+a rate that fell sooner 55 % were after 5500. Knows how Krea 2 is conditioned. Its text encoder is taught to read first (reading.py) and
+then frozen. Shared with other families: the VAE (qwen_vae.py), the loop (pretraining.py). Files: build.py.
 """
 
 from __future__ import annotations
