@@ -41,14 +41,15 @@ def pile(rng: np.random.Generator, kind: str) -> tuple[list[Image.Image], set[in
     share, opacity = rng.uniform(0.5, 1), rng.uniform(0.4, 0.8)
     words = "".join(rng.choice(list("ABCDEFGHKMNPRSTUVXYZ0123456789"), int(rng.integers(5, 10))))
     place = (1.0, 1.0) if kind == "corner" else (float(rng.random()), float(rng.random()))
-    images, truth = [], set()
-    for number in range(int(rng.integers(48, 80))):
+    count, images = int(rng.integers(48, 80)), []
+    # So many, and not so many on average: of marks on fewer than half nothing is promised.
+    truth = set(rng.permutation(count)[: int(np.ceil(share * count))].tolist())
+    for number in range(count):
         side = int(rng.integers(300, 700)) if kind == "corner" else 384
         image = scene(rng, int(rng.integers(1e9)), side)
-        if rng.random() < share:
+        if number in truth:
             size = 30 if kind == "corner" else side // 8
             image = stamped(image, words, size, place, 255, opacity)
-            truth.add(number)
         images.append(image)
     return images, truth
 
