@@ -1,8 +1,7 @@
 """Train the toy Krea 2 base (Raw): a real pipeline, small, with the toy Qwen-Image VAE and a Qwen3-VL of its own; scenes without teal.
 
-Not run to its end yet, so nothing of it is stored: 60 % of the shapes are right after 2500 of its steps. With times less near to noise and
-a rate that fell sooner 55 % were after 5500. Knows how Krea 2 is conditioned. Its text encoder is taught to read first (reading.py) and
-then frozen. Shared with other families: the VAE (qwen_vae.py), the loop (pretraining.py). Files: build.py.
+Knows how Krea 2 is conditioned. Its text encoder is taught to read first (reading.py) and then frozen. Shared with other families: the VAE
+(qwen_vae.py), the loop (pretraining.py). Files: build.py.
 """
 
 from __future__ import annotations

@@ -57,6 +57,7 @@ def shape(scores: measure.Scores) -> float:
         pytest.param("sdxl_train/toy-finetune-sdxl", "star", shape, {}, 0.8, id="sdxl_train", marks=pytest.mark.long),
         pytest.param("sd_train_network/toy-star-sd", "star", shape, {}, 0.8, marks=pytest.mark.long),
         pytest.param("flux2_train_network/toy-star-flux2", "star", shape, {}, 0.8, marks=pytest.mark.long),
+        pytest.param("krea2_train_network/toy-star-krea2", "star", shape, {}, 0.8, marks=pytest.mark.long),
     ],
 )
 def test_a_new_word_is_learned_and_the_old_ones_stay(
