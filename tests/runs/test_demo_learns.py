@@ -20,21 +20,15 @@ from tests.runs.learning import recorded
 
 
 @pytest.mark.parametrize(
-    ("steps", "least", "lost", "num_images"),
+    ("steps", "least", "num_images"),
     [
-        # 42 % stars and 92 % old shapes; 62 % stars where no image was held out.
-        pytest.param(200, 0.30, 0.20, 24, id="a third"),
-        pytest.param(None, 0.80, 0.10, 64, id="whole", marks=pytest.mark.long),
+        # 71 % stars.
+        pytest.param(320, 0.45, 24, id="nearly half"),
+        pytest.param(None, 0.80, 64, id="whole", marks=pytest.mark.long),
     ],
 )
 def test_the_demo_teaches_a_star_and_keeps_the_other_shapes(
-    steps: int | None,
-    least: float,
-    lost: float,
-    num_images: int,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    steps: int | None, least: float, num_images: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO", logger="demo")
     if steps is not None:
@@ -66,4 +60,4 @@ def test_the_demo_teaches_a_star_and_keeps_the_other_shapes(
     after = {kind: measure.obedience(render, chosen) for kind, chosen in tasks.items()}
     assert before["star"].shape < 0.05
     assert after["star"].shape >= least, f"stars before: {before['star']}; after: {after['star']}"
-    assert after["old"].shape >= before["old"].shape - lost, f"old shapes before: {before['old']}; after: {after['old']}"
+    assert after["old"].shape >= before["old"].shape - 0.10, f"old shapes before: {before['old']}; after: {after['old']}"

@@ -42,8 +42,16 @@ def shape(scores: measure.Scores) -> float:
             "teal",
             color,
             {"max_train_steps": 150, "train_batch_size": 8, "num_images": 12, "train_data_dir": "toy:teal"},
-            0.7,
+            0.8,
             id="flux2_train_network, a color",
+        ),
+        pytest.param(
+            "krea2_train_network/toy-star-krea2",
+            "star",
+            shape,
+            {"max_train_steps": 320, "train_batch_size": 8, "num_images": 24},
+            0.5,
+            id="krea2_train_network, a fifth",
         ),
         *(
             pytest.param(preset, "teal", color, {}, 0.8, marks=pytest.mark.long)
