@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sd_scripts.families import RUNS
 from sd_scripts.library.train import load
 from sd_scripts.library.train.launch import main
 from sd_scripts.runs.rundir import RunDirectory
@@ -30,8 +31,7 @@ def phases(run: RunDirectory) -> list[str]:
     [
         ("sdxl", "network"),
         ("flux", "full"),
-        pytest.param(("zimage", "network"), marks=pytest.mark.long),
-        pytest.param(("qwen_edit", "network"), marks=pytest.mark.long),
+        *(pytest.param((name, "network"), marks=pytest.mark.long) for name, method in RUNS if method == "network" and name != "sdxl"),
     ],
     ids="/".join,
 )
@@ -39,7 +39,7 @@ def test_a_network_that_is_read_after_the_caches_is_trained_to_the_same_weights(
     kind: tuple[str, str], runs: Runs, tiny_bases: dict[str, Path], pairs: Path
 ) -> None:
     runs.family, runs.method, runs.base = *kind, tiny_bases[kind[0]]
-    runs.images = pairs if kind[0] == "qwen_edit" else runs.images
+    runs.images = pairs if kind[0] in ("qwen_edit", "kontext") else runs.images
     output, name = runs.output, "trained.safetensors"
     options: dict[str, Any] = {"max_train_steps": 3, "output_name": "trained"}
 
