@@ -14,7 +14,7 @@ ZOO = tuple(
     AdamC AdamG AdamP AdamS AdamWSN Adan AggMo Aida Alice Amos Ano ApolloDQN AvaGrad BCOS CAME DAdaptAdam DAdaptAdan DAdaptLion
     DiffGrad DualAdam EXAdam EmoFact EmoLynx EmoNavi FAdam FOCUS FTRL Fira FlashAdamW Fromage GaLore Grams Gravity GrokFastAdamW LARS
     LaProp Lamb MARS MSVAG NAdam Nero NovoGrad PAdam PID PNM QHAdam QHM RAdam RMSprop SCION SCIONLight SGDP SGDSaI SGDW SM3
-    SRMM SWATS ScheduleFreeAdamW ScheduleFreeRAdam ScheduleFreeSGD Shampoo SignSGD SimplifiedAdEMAMix StableAdamW StableSPAM TAM Tiger
+    SRMM SWATS ScheduleFreeAdamW ScheduleFreeRAdam ScheduleFreeSGD SignSGD SimplifiedAdEMAMix StableAdamW StableSPAM TAM Tiger
     VSGD Yogi""".split()
 )
 """Those of the package pytorch-optimizer that train weights in groups from gradients alone, and go on from a state to the same bits."""

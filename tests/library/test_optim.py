@@ -26,7 +26,14 @@ NAMES = {
     "torch.optim.NAdam": (),
     **dict.fromkeys(ZOO, ()),
 }
-RATES = {**dict.fromkeys(OWN_RATE, 1.0), "AdaDelta": 20.0, "AdaMod": 5.0, "AdamG": 1.0, "FTRL": 0.5, "Gravity": 0.5, "SCION": 0.01}
+RATES = {
+    **dict.fromkeys((*OWN_RATE, "AdamG", "LARS"), 1.0),
+    "AdaDelta": 20.0,
+    "AdaMod": 5.0,
+    "FTRL": 0.5,
+    "Gravity": 0.5,
+    "SCION": 0.01,
+}
 """Learning rates of those that do not go down well with the usual one of this file."""
 
 LEFT_OUT = {
@@ -40,6 +47,7 @@ LEFT_OUT = {
     **dict.fromkeys(("ASGD", "DASH", "SOAP", "Magma", "MADGRAD"), "other bits after a restored state"),
     **dict.fromkeys(("LoRARite", "SaRA", "RACS"), "leaves vectors, or weights that are no pair, as they are"),
     **dict.fromkeys(("DAdaptAdaGrad", "DAdaptSGD", "Kate", "SPlus", "AdaSmooth", "Ranger"), "brings no quadratic down at any rate"),
+    "Shampoo": "roots of singular statistics, which are not finite for every second start",
 }
 """Optimizers of the package that are not in the zoo, and why."""
 
