@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import os
+import random
 import resource
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +33,24 @@ TOLD_FROM_SECONDS = 10
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--note_seconds", action="store_true", help=f"write into {SECONDS.name} what each file of tests took")
+    parser.addoption("--seed", type=int, help="what tests draw from; 0 without the long tests, another one each time with them")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"drawn with --seed {config.option.seed}"
+
+
+def _seeded(config: pytest.Config, path: Path) -> None:
+    """A file's constants, its fixtures and each of its tests begin to draw in the same place, whatever ran before and with which others."""
+    random.seed(f"{config.option.seed} {path.name}")
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(random.getrandbits(32))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    _seeded(collector.config, collector.path)
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -83,10 +103,14 @@ def cpu_seconds() -> float:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Without the long tests the examples are the same each time, so that no run fails by luck; with them (--all) they are fresh."""
+    """Without the long tests what is drawn is the same each time, so that no run fails by luck; with them (--all) it is fresh."""
+    always = config.option.markexpr == "not long"
+    if config.option.seed is None:
+        # Here before the processes that run the tests are started, which are given it.
+        config.option.seed = 0 if always else random.SystemRandom().getrandbits(32)
     settings.register_profile("same", derandomize=True, deadline=None, print_blob=True)
     settings.register_profile("fresh", deadline=None, print_blob=True)
-    settings.load_profile("same" if config.option.markexpr == "not long" else "fresh")
+    settings.load_profile("same" if always else "fresh")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -109,6 +133,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if _BEFORE not in item.config.stash:
         item.config.stash[_BEFORE] = cpu_seconds()
     item.stash[_IS_LAST] = nextitem is None or nextitem.path != item.path
+    _seeded(item.config, item.path)
     return (yield)
 
 

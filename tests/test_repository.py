@@ -273,6 +273,13 @@ def test_tests_are_skipped_for_missing_hardware_only():
     assert found == []
 
 
+def test_tests_draw_from_the_seed_of_the_run():
+    """A draw that the system gives comes only once: nobody sees the failed test again. See tests/conftest.py."""
+    unseeded = re.compile(r"default_rng\(\)|random\.Random\(\)|SystemRandom|\.seed\(\)|import secrets|urandom|from random import")
+    paths = [path for path in python_under("tests") if path.name not in ("conftest.py", Path(__file__).name)]
+    assert [f"{path}: {line.strip()}" for path in paths for line in read(path).splitlines() if unseeded.search(line)] == []
+
+
 # --- layers ---------------------------------------------------------------------------------------------------------
 
 ENGINE = "sd_scripts.library"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import unicodedata
@@ -115,7 +116,7 @@ def test_what_other_trainers_leave_in_a_folder_is_no_image_to_train_on(tmp_path:
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "CMYK", "I;16"])
 @pytest.mark.parametrize("turn", [1, 6])
 def test_tiff_is_read_like_any_other_format(mode: str, turn: int, tmp_path: Path) -> None:
-    draw = np.random.default_rng()
+    draw = np.random.default_rng(random.getrandbits(64))
     shape = (20, 30) if mode in ("L", "I;16") else (20, 30, {"RGB": 3, "RGBA": 4, "CMYK": 4}[mode])
     values = draw.integers(0, 2**16, shape, dtype=np.uint16) if mode == "I;16" else draw.integers(0, 256, shape, dtype=np.uint8)
     source = Image.fromarray(values, None if mode != "CMYK" else "CMYK") if mode == "CMYK" else Image.fromarray(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ def pile(rng: np.random.Generator, kind: str) -> tuple[list[Image.Image], set[in
     [("anywhere", 1), pytest.param("anywhere", 30, marks=pytest.mark.long), pytest.param("corner", 30, marks=pytest.mark.long)],
 )
 def test_a_mark_on_half_of_the_images_or_more_is_found_on_these_and_on_no_others(kind: str, count: int) -> None:
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(random.getrandbits(64))
     for _ in range(count):
         images, truth = pile(rng, kind)
         told = found(images)
@@ -101,13 +102,13 @@ def plain(rng: np.random.Generator, count: int) -> list[Image.Image]:
 @pytest.mark.long
 @pytest.mark.parametrize("count", [20])
 def test_what_images_have_in_common_besides_is_no_mark(count: int) -> None:
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(random.getrandbits(64))
     for _ in range(count):
         for make in (plain, faces, skies):
             assert found(make(rng, int(rng.integers(20, 60)))) == set(), make.__name__
 
 
 def test_of_few_images_nothing_is_said() -> None:
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(random.getrandbits(64))
     images = [stamped(image, "MARK", 48, (0.5, 0.5), 255, 0.8) for image in plain(rng, watermarks.FEWEST - 1)]
     assert found(images) == set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.generate import FAMILIES, GenerateOptions
 from tests.library.networks.adapters_in_small import shaken
 
-DRAW = np.random.default_rng()
+DRAW = np.random.default_rng(random.getrandbits(64))
 
 
 @pytest.fixture(scope="module")

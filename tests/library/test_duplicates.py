@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def test_each_of_a_group_is_near_its_first_and_no_chain_joins_what_is_far(monkey
     chain = unit(np.stack([np.cos(turns), np.sin(turns)], 1))
     limit = 1 - np.cos(0.25)
     assert [[place for place, _ in group] for group in duplicates.groups_of(chain, limit)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(random.getrandbits(64))
     monkeypatch.setattr(duplicates, "_BLOCK", int(rng.integers(3, 50)))
     vectors = unit(rng.normal(size=(120, 3)))
     limit = float(rng.uniform(0.01, 0.3))
@@ -56,7 +57,7 @@ def test_each_of_a_group_is_near_its_first_and_no_chain_joins_what_is_far(monkey
 def test_a_work_names_groups_by_the_models_own_vectors_and_looks_at_nothing_twice(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(random.getrandbits(64))
     model = getattr(small_raters, kind)(tmp_path / kind)
     mine = tmp_path / "mine"
     (mine / ".left_out").mkdir(parents=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -41,7 +42,7 @@ from tests.library.families.test_qwen_edit_family import three_axes
 from tests.library.networks.adapters_in_small import shaken
 from tests.small_models import Words, qwen_pipeline_of
 
-DRAW = np.random.default_rng()
+DRAW = np.random.default_rng(random.getrandbits(64))
 SCHEDULERS = {
     "euler": diffusers.EulerDiscreteScheduler,
     "heun": diffusers.HeunDiscreteScheduler,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def options_for(folder: Path | str = ".", model: Path | str = "alpha", **values:
     ],
 )
 def test_what_counts_are_the_classes_that_were_asked_for(name: str, taken: Any, tmp_path: Path) -> None:
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(random.getrandbits(64))
     folder = small_segmenters.build(name, tmp_path / name, seed=int(rng.integers(2**31)))
     image, asked = noise(rng), [[], ["person"], ["Car", "sky"], ["automobile", "person"]][rng.integers(4)]
     numbers = {"person": 1, "car": 2, "automobile": 2, "sky": 3}
@@ -68,7 +69,7 @@ def test_what_counts_are_the_classes_that_were_asked_for(name: str, taken: Any, 
     pytest.param("sam3", Sam3TrackerModel, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), marks=pytest.mark.long),
 ])  # fmt: skip
 def test_sam_is_asked_at_the_points_and_in_the_box_that_were_given(name: str, taken: Any, mean: Any, std: Any, tmp_path: Path) -> None:
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(random.getrandbits(64))
     folder = small_segmenters.build(name, tmp_path / name, seed=int(rng.integers(2**31)))
     model = taken.from_pretrained(folder, **HERE).eval()
     side = small_segmenters.SIDE if name == "sam2" else 56
@@ -100,7 +101,7 @@ def test_sam_is_asked_at_the_points_and_in_the_box_that_were_given(name: str, ta
 
 
 def test_sam_3_finds_everything_that_the_words_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(random.getrandbits(64))
     folder = small_segmenters.build("sam3_words", tmp_path / "sam3", seed=int(rng.integers(2**31)))
     model, tokenizer = Sam3Model.from_pretrained(folder, **HERE).eval(), AutoTokenizer.from_pretrained(folder, **HERE)
     image = Image.fromarray(rng.integers(0, 256, (56, 56, 3), dtype=np.uint8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from sd_scripts.schema.errors import OptionError
 from tests.library.networks.adapters_in_small import shaken
 
 QWEN = QwenEdit()
-DRAW = np.random.default_rng()  # other images in every run of the tests
+DRAW = np.random.default_rng(random.getrandbits(64))
 
 
 def image(width: int = 64, height: int = 64) -> Image.Image:

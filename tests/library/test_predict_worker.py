@@ -7,6 +7,7 @@ import io
 import json
 import os
 import queue
+import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -37,7 +38,7 @@ LAST = {"done", "failed", "cancelled"}
 PATIENCE_SECONDS = 120.0
 QWEN = QwenEdit()
 READ = partial(flat.build, QwenImagePredict)
-DRAW = np.random.default_rng()
+DRAW = np.random.default_rng(random.getrandbits(64))
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import random
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -30,7 +31,7 @@ from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError
 
 QWEN = QwenEdit()
-DRAW = np.random.default_rng()
+DRAW = np.random.default_rng(random.getrandbits(64))
 
 
 def image(width: int = 64, height: int = 64) -> Image.Image:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from sd_scripts.schema.rating import RateImages
 from tests import small_segmenters
 from tests.small_raters import arcface, clip, dino, siglip
 
-DRAW = np.random.default_rng()
+DRAW = np.random.default_rng(random.getrandbits(64))
 PROMPTS = ("a red star", "a blue circle on the left", "")
 RATERS = {"clip": clip, "siglip": siglip, "dino": dino}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from sd_scripts.families.common.samplers import CLASSES, clean_of, scheduler_for
 from sd_scripts.library.core.protocols import Preview
 from sd_scripts.library.render.renderer import Renderer
 
-DRAW = np.random.default_rng()
+DRAW = np.random.default_rng(random.getrandbits(64))
 
 
 def a_request(name: str, steps: int = 3) -> Preview:

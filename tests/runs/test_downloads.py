@@ -21,7 +21,7 @@ WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
 
 def model(size: int = 300_000) -> dict[str, bytes]:
     """The files of a model; random weights, so that nothing is there by chance."""
-    rng = random.Random()
+    rng = random.Random(random.getrandbits(64))
     return {
         "model_index.json": b"{}",
         "unet/config.json": b'{"a": 1}',
@@ -90,7 +90,7 @@ def test_a_name_that_the_hub_does_not_have_and_one_that_is_none_are_sentences(tm
 
 
 def test_a_fetch_that_broke_off_goes_on_where_it_was(tmp_path: Path) -> None:
-    files = model(downloads.LARGE_BYTES + random.Random().randrange(1, 1 << 20))
+    files = model(downloads.LARGE_BYTES + random.Random(random.getrandbits(64)).randrange(1, 1 << 20))
     piece = downloads.LARGE_BYTES // 2 + 5
     with serving(files) as hub:
         # It sends a half, and then says nothing at all.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def control(tmp_path: Path) -> Path:
     path = tmp_path / "before.png"
-    Image.fromarray(np.random.default_rng().integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(path)
+    Image.fromarray(np.random.default_rng(random.getrandbits(64)).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(path)
     return path
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +44,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Three images of random shapes, one of them deeper under a name that is there twice."""
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(random.getrandbits(64))
     folder = tmp_path / "mine"
     for stem in STEMS:
         (folder / stem).parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +78,7 @@ def random_mask(rng: np.random.Generator) -> Any:
 
 @pytest.mark.parametrize("where", ["beside", "folder"])
 def test_a_mask_is_written_where_training_reads_it_and_weighs_as_training_weighs_it(where: str, context: Context, folder: Path) -> None:
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(random.getrandbits(64))
     values: dict[str, Any] = {
         "masked_loss": True,
         "masked_loss_outside_weight": str(rng.choice([0.0, 0.3])),
@@ -122,7 +123,7 @@ def test_a_mask_is_written_where_training_reads_it_and_weighs_as_training_weighs
 
 
 def test_of_two_pages_one_writes_and_undo_brings_each_mask_back_to_the_byte(context: Context, folder: Path) -> None:
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(random.getrandbits(64))
     kept = rooms.Rooms(context.output_dir)
     one, other = opened(context, folder, kept), opened(context, folder, kept)
     index = index_of(one, "b")
@@ -210,7 +211,7 @@ def test_what_cannot_have_a_mask_is_said_in_a_sentence(context: Context, folder:
 
 
 def test_masks_from_alpha_channels_are_made_as_a_work_that_undo_takes_back(context: Context, folder: Path) -> None:
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(random.getrandbits(64))
     alpha = rng.integers(0, 256, (40, 30), dtype=np.uint8)
     Image.fromarray(np.dstack([np.zeros((40, 30, 3), np.uint8), alpha])).save(folder / "b.png")
     room = opened(context, folder, masked_loss=True, alpha_mask=True)

@@ -104,7 +104,7 @@ def test_what_is_exported_and_not_named_comes_back_as_it_was(program: str) -> No
 @pytest.mark.long
 @pytest.mark.parametrize("program", exports.PROGRAMS)
 def test_what_is_exported_comes_back_whatever_was_drawn_today(program: str) -> None:
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.getrandbits(32)
     try:
         assert _compared(program, random.Random(seed), 40) >= 40
     except AssertionError as err:

@@ -244,7 +244,7 @@ def test_damaged_files_of_other_trainers_are_answered_with_sentences() -> None:
 
 @pytest.mark.long
 def test_500_files_damaged_today_are_answered_with_sentences() -> None:
-    assert _read_damaged(random.Random(random.SystemRandom().randrange(2**32)), 500) > 50
+    assert _read_damaged(random.Random(random.getrandbits(32)), 500) > 50
 
 
 def _read_damaged(rng: random.Random, count: int) -> int:

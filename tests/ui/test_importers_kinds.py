@@ -147,7 +147,7 @@ _PROGRAMS: dict[str, Callable[[str], bool]] = {
 @pytest.mark.parametrize("program", _PROGRAMS)
 def test_500_damaged_files_of_each_program_are_answered_with_sentences(program: str) -> None:
     kinds = [kind for kind in KINDS if _PROGRAMS[program](kind.name)]
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.getrandbits(32)
     rng = random.Random(seed)
     try:
         assert sum(_answered(kind, rng, -(-500 // len(kinds))) for kind in kinds) > 20

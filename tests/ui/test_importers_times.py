@@ -69,7 +69,7 @@ def test_ai_toolkits_shift_is_the_one_that_its_own_scheduler_has(arch: str, by: 
 
 
 def test_ai_toolkits_steps_count_from_the_noisiest_time_down() -> None:
-    rng = random.Random()
+    rng = random.Random(random.getrandbits(64))
     low, high = rng.randrange(1, 400), rng.randrange(500, 990)
     places = 1 - (low + (high - low) * U) / 1000
     bounds: dict[str, Any] = {"min_denoising_steps": low, "max_denoising_steps": high}
@@ -86,7 +86,7 @@ def one(model_type: str, **changes: Any) -> Imported:
 
 
 def test_onetrainer_bounds_the_noise_before_it_shifts() -> None:
-    rng = random.Random()
+    rng = random.Random(random.getrandbits(64))
     low, high, by = rng.uniform(0.05, 0.4), rng.uniform(0.6, 0.95), rng.uniform(1.2, 4)
     bounds = {"min_noising_strength": low, "max_noising_strength": high, "timestep_shift": by}
     assert_same(one("CHROMA_1", timestep_distribution="UNIFORM", **bounds), shift(low + (high - low) * U, by))

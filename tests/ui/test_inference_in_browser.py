@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import re
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -68,7 +69,7 @@ def workers(studio: Any) -> list[psutil.Process]:
 
 def image() -> bytes:
     stream = io.BytesIO()
-    Image.fromarray(np.random.default_rng().integers(0, 255, (64, 64, 3), np.uint8)).save(stream, format="PNG")
+    Image.fromarray(np.random.default_rng(random.getrandbits(64)).integers(0, 255, (64, 64, 3), np.uint8)).save(stream, format="PNG")
     return stream.getvalue()
 
 

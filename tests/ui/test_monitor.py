@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import random
-import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -218,7 +217,7 @@ def test_the_smoothed_curve_of_a_constant_is_the_constant(value: float) -> None:
 
 
 def test_smoothing_removes_noise_and_keeps_the_level() -> None:
-    rng, curve = random.Random(time.time_ns()), Curve()
+    rng, curve = random.Random(random.getrandbits(64)), Curve()
     for step in range(1, 3000):
         curve.add(step, 1.0 + rng.gauss(0, 0.3), 0.0)
     tail = [point.smooth for point in curve.points[-1000:]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ SCALED = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0
 COSINE = {"beta_schedule": "squaredcos_cap_v2"}
 ZERO_SNR = {**LINEAR, "rescale_betas_zero_snr": True}
 GENERATOR = torch.Generator()
-GENERATOR.seed()  # other numbers in every run of the tests
+GENERATOR.manual_seed(random.getrandbits(32))
 
 
 def path_of(config: dict[str, Any]) -> NoiseSchedulePath:
