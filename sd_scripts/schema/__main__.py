@@ -1,7 +1,5 @@
 """`python -m sd_scripts.schema docs` writes what of docs is made; `... cluster --run FILE --save_to DIR` the files of a cluster run."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

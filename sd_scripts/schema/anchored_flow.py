@@ -1,7 +1,5 @@
 """Anchor-coupled rectified flow (AC-RF), which trains the steps a few-step sampler takes, or plain flow matching."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator

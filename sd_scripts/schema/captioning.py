@@ -1,7 +1,5 @@
 """Options of writing captions with a model that looks at images."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 

@@ -1,7 +1,5 @@
 """Compilation of the network."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from .fields import Section, Show, WholeNumber

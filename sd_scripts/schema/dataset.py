@@ -1,7 +1,5 @@
 """Which images are trained on, how they are cut, captioned and cached."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 

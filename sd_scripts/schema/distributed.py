@@ -1,7 +1,5 @@
 """Where a run begins, and on which GPUs and machines it runs."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, ClassVar, Literal, Self
 

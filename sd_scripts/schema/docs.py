@@ -1,7 +1,5 @@
 """What is made from the program for its readers: the options reference in Markdown, and the JSON Schema of the event log."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """Options of looking for images that a model that looks at images takes for nearly the same."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """The one error for what a person got wrong: sentences, all of them at once, no traceback."""
 
-from __future__ import annotations
-
 import errno
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Options of looking for faces that training would cut."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """What a family states about itself without torch: frozen, complete, and with no default that could be wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Write files so that a reader, or a power cut, never meets half of one."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile

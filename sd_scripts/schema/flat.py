@@ -1,7 +1,5 @@
 """Flat names <-> sections: the command line, TOML files and the page all pass through here, and so do their error sentences."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import itertools

@@ -1,7 +1,5 @@
 """Options of generate.py: images from a prompt with any model. Each family has those that mean something to it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self

@@ -1,7 +1,5 @@
 """What an import found: the kind of run, the values that fit it, and one row for every key of the file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -3,8 +3,6 @@
 What would change the training stays as it is, and is refused with the advice of `legacy`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 

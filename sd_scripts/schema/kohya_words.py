@@ -3,8 +3,6 @@
 What a family is called there stands in its own facts, what became of names that are no words here in `legacy`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

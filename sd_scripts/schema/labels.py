@@ -1,7 +1,5 @@
 """What options are called on the page, in the field's words. The page shows the option's own name beside it, and a search finds both."""
 
-from __future__ import annotations
-
 from sd_scripts.families import FACTS
 
 _WORDS = {

@@ -3,8 +3,6 @@
 A name that a kind of run has as a field never gets here. What a name means may depend on the kind of run, see Options.verdicts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

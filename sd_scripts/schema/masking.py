@@ -1,7 +1,5 @@
 """Options of making loss masks with a model, or from the images' alpha channels."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator

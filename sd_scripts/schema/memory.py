@@ -1,7 +1,5 @@
 """What a run keeps where, and which kernels compute it: options that trade speed for memory, or the other way round."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field

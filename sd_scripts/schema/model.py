@@ -1,7 +1,5 @@
 """Which base model is loaded and how it is read: what all families share, and what each adds."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What is trained: an adapter on the frozen base (type, ranks, targets), or the model itself; and its learning rates."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator

@@ -1,7 +1,5 @@
 """How a clean latent becomes a loss: times, noise, distance, weights."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self

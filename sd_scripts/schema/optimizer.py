@@ -1,7 +1,5 @@
 """How the weights move: optimizer, learning rate and its schedule, clipping."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field

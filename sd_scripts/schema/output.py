@@ -1,7 +1,5 @@
 """What is written, where and how often."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator

@@ -1,7 +1,5 @@
 """JSON and TOML from outside: whatever is wrong with a text is a ValueError. YAML, which may hold more than values: an OptionError."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from typing import Any, TypeVar, cast

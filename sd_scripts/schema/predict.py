@@ -1,7 +1,5 @@
 """Options of prediction: one model, its adapters, and the images that are asked of it. Families that edit add their model."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator

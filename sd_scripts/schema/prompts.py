@@ -1,7 +1,5 @@
 """Preview prompts: kohya's text, TOML and JSON forms, and prompts typed in directly, as one list of complete requests."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

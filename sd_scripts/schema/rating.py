@@ -1,7 +1,5 @@
 """Options of rating images by models that look at them: how well each shows its prompt, how like training images it is, and its face."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator

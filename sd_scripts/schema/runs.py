@@ -1,7 +1,5 @@
 """What every kind of run is made of; the kinds themselves stand in their families' options."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Self, cast
 

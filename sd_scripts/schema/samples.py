@@ -1,7 +1,5 @@
 """Previews during training."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field

@@ -1,7 +1,5 @@
 """The sheet an importer fills in: values on one side, one row for every key on the other; and the check that the values build."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

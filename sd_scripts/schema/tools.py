@@ -1,7 +1,5 @@
 """Options of the tools for adapter and model files, and the registry that command line and Tools tab share."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator

@@ -1,7 +1,5 @@
 """The loop: how long, in which precision, with which seed."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field

@@ -7,6 +7,7 @@ usage: studio.py          an empty folder, beside `import gradio` alone in turns
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -30,6 +31,7 @@ from sd_scripts.runs.events import RunStarted, RunStopped, StepDone  # noqa: E40
 from sd_scripts.runs.rundir import RunDirectory  # noqa: E402
 from tests.ui.runs_on_disk import options  # noqa: E402
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a user's second start finds compiled files
 ROUNDS = 5
 NUM_IMAGES, NUM_RUNS, NUM_POINTS = 10_000, 500, 100
 

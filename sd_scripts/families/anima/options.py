@@ -1,7 +1,5 @@
 """What runs on Anima have of their own in each section, and their kinds."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Options of families whose transformer reads T5 and CLIP-L and is mostly told a guidance scale. Loads no torch."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """What the small text-conditioned diffusion model, trained from nothing, has of its own in each section."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator

@@ -1,7 +1,5 @@
 """Options of drawing images with a model that was trained from nothing."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator

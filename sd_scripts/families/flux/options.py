@@ -1,7 +1,5 @@
 """What runs on FLUX.1 have of their own in each section, and their kinds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 

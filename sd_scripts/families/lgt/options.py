@@ -1,7 +1,5 @@
 """What style transfer in latent space (LGT) has of its own in each section."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Annotated, ClassVar, Literal, Self, get_args
 

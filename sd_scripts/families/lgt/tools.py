@@ -1,7 +1,5 @@
 """Options of transferring images with a model that learned styles."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator

@@ -1,7 +1,5 @@
 """Options of prediction with Qwen-Image and Qwen-Image-Edit."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator

@@ -1,7 +1,5 @@
 """What runs on Z-Image have of their own in each section, and their kinds."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
