@@ -7,7 +7,7 @@ import secrets
 import signal
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +85,13 @@ def make_app(context: Context) -> gr.Blocks:
     """The page."""
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as demo:
         page.part("top", {"token": context.token})
-        with gr.Tabs(elem_classes=["kl-tabs"]) as tabs:
+        with gr.Tabs(elem_classes=["kl-tabs"]):
             with gr.Tab("Train", id="train"):
-                door = train_tab.build(context, tabs)
+                train_tab.build(context)
             with gr.Tab("Data", id="data"):
                 data_tab.build()
             with gr.Tab("Runs", id="runs"):
-                runs_tab.build(replace(context, train=door))
+                runs_tab.build()
             with gr.Tab("Tools", id="tools"):
                 tools_tab.build()
             with gr.Tab("Generate", id="generate"):

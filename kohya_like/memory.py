@@ -97,10 +97,10 @@ def answer(options: RunOptions, found: Mapping[str, Any], payload: Mapping[str, 
     run = type(options)
     known = form.shown_fields(run)
     now = {name: text for name, text in dict(payload.get("values") or {}).items() if name in known}
-    after = {**form.texts(run, {}), **now, **{name: form.to_text(known[name], value) for name, value in plan["changes"].items()}}
-    changes = [vars(change) for change in presets.difference(run, now, after)]
+    texts = {name: form.to_text(known[name], value) for name, value in plan["changes"].items()}
+    changes = [vars(change) for change in presets.difference(run, now, {**form.texts(run, {}), **now, **texts})]
     shown = {key: plan[key] for key in ("card", "fits", "steps", "forecast")}
-    return {"forecast": found["forecast"], "plan": {**shown, "changes": changes, "run": form.run_key(run), "texts": after}}
+    return {"forecast": found["forecast"], "plan": {**shown, "changes": changes, "run": form.run_key(run), "texts": texts}}
 
 
 def answer_of_drawing(options: GenerateOptions, found: Mapping[str, Any]) -> Line:

@@ -89,13 +89,17 @@ def applied(preset: Preset, now: Mapping[str, form.Text]) -> dict[str, form.Text
     What says where things are and how they are called (folders, files, names, prompts, metadata) stays as it is now, unless the preset
     sets it, so the outcome depends on the form in nothing else.
     """
-    known = form.shown_fields(preset.run)
-    shown = form.texts(preset.run, preset.values)
-    for name, field in known.items():
-        keeps = field.show.kind in ("folder", "file") or name in _KEPT or name.startswith("metadata_")
-        if keeps and name not in preset.values and name in now:
-            shown[name] = now[name]
-    return shown
+    return form.texts(preset.run, preset.values) | {name: now[name] for name in kept(preset) if name in now}
+
+
+def kept(preset: Preset) -> list[str]:
+    """The options that stay as they are when the preset is used."""
+    own = (name for name, field in form.shown_fields(preset.run).items() if _is_own(name, field))
+    return [name for name in own if name not in preset.values]
+
+
+def _is_own(name: str, field: flat.FlatField) -> bool:
+    return field.show.kind in ("folder", "file") or name in _KEPT or name.startswith("metadata_")
 
 
 def difference(run: type[RunOptions], before: Mapping[str, form.Text], after: Mapping[str, form.Text]) -> list[Change]:

@@ -34,7 +34,7 @@ from sd_scripts.schema.runs import RunOptions
 
 from .. import dataset_view, files, form, gpu, importers, memory, page, presets, resuming, sweep_routes, theme
 from ..answers import JsonAnswer
-from ..context import Context, TrainDoor
+from ..context import Context
 from ..supervisor import Job
 
 Answer = dict[str, Any]
@@ -172,16 +172,6 @@ class TrainTab:
             return
         yield from memory.ask(options, card_gib, payload)
 
-    def demo(self) -> tuple[Answer, Job | None]:
-        """Puts the demo preset into the form and does what Start does with it."""
-        try:
-            preset = presets.find(presets.DEMO, self.context.output_dir, own=False)
-        except OptionError as err:
-            return refusal(err), None
-        run, texts = form.run_key(preset.run), form.texts(preset.run, preset.values)
-        said, job = self.start([{"run": run, "values": texts}])
-        return {**said, "fill": {"run": run, "texts": texts}}, job
-
     def stop(self, name: str) -> Answer:
         """Asks a run to stop and goes on at once; the end shows in the live view."""
         job = self.context.supervisor.find(name) if name else None
@@ -200,11 +190,21 @@ class TrainTab:
             job.run.log(Warned(text=f"Stopping: {err}; they may hang in a driver. Restarting the machine frees the GPU."))
 
     def load(self, request: Mapping[str, Any]) -> Answer:
-        """Fills the form from a file that the browser read ({name, text} or {name, header}) or a path on this computer ({where}).
+        """Fills the form from a file that the browser read ({name, text} or {name, head, header}), a path on this computer ({where}), a
+        {run} of this studio, or the {demo}.
 
-        form is the key of the run in the form, for files that describe data alone; program is the answer to whose file it is."""
-        opened = importers.Opened(form.run_of_key(request.get("form")), str(request.get("program", "")), allowed=self._allowed)
+        form is what is in the form, for files that describe data alone; program is the answer to whose file it is."""
+        present = form.run_of_key(request.get("form", {}).get("run"))
+        opened = importers.Opened(present, str(request.get("program", "")), allowed=self._allowed)
         try:
+            if request.get("demo"):
+                preset = presets.find(presets.DEMO, self.context.output_dir, own=False)
+                return self._filled({**preset.values, "script": preset.run.script}, preset.title)
+            if request.get("run"):
+                job = self.context.supervisor.find(str(request["run"]))
+                if job is None:
+                    raise OptionError(f"there is no run {request['run']} any more")
+                return self.load_path(job.run.config)
             if request.get("where"):
                 return self.load_path(self._allowed(request["where"]), opened)
             name, text = str(request.get("name", "the file")), str(request.get("text", ""))
@@ -313,7 +313,8 @@ class TrainTab:
         after = presets.applied(preset, now)
         changes = [vars(change) for change in presets.difference(preset.run, now, after)]
         chosen = {"name": _preset_id(preset), "title": preset.title, "about": preset.about, "changes": changes}
-        return {**state, "chosen": {**chosen, "run": form.run_key(preset.run), "texts": after}}
+        texts = {"run": form.run_key(preset.run), "texts": after, "keeps": presets.kept(preset)}
+        return {**state, "chosen": chosen | texts}
 
     def keep_preset(self, request: Mapping[str, Any], payloads: Iterable[Any]) -> tuple[dict[str, Any], Answer]:
         """Saves the form as a preset; what is wrong goes to the list of problems."""
@@ -391,12 +392,12 @@ def _as_text(field: flat.FlatField, value: Any) -> form.Text:
         return str(value)
 
 
-def build(context: Context, tabs: gr.Tabs) -> TrainDoor:
-    """Makes the tab inside the surrounding gr.Tab, and the door by which other tabs fill the form."""
+def build(context: Context) -> None:
+    """Makes the tab inside the surrounding gr.Tab."""
     tab = TrainTab(context)
     with gr.Row(elem_classes=["kl-columns"]):
         with gr.Column(scale=7, min_width=300, elem_classes=["kl-main"]):
-            welcome = page.part("welcome", events=("start_demo",))
+            page.part("welcome")
             with gr.Column(elem_classes=["kl-card", "kl-start"]):
                 page.part("kinds")
                 picker = page.part("presets", tab.preset_list, ("choose_preset", "keep_preset"))
@@ -415,14 +416,11 @@ def build(context: Context, tabs: gr.Tabs) -> TrainDoor:
             page.part("sweep")
             board = page.part("answers", None, elem_id="kl-answers")
             following = page.part("panel", {"run": ""}, look="kl-live", elem_id="kl-live")
-            keeper = page.part("keep", None, ("open_file", "save_file"))
+            keeper = page.part("keep", None, ("save_file",))
     _wire(
         tab,
-        _Parts(tuple(fieldsets), welcome, picker, board, following, keeper),
+        _Parts(tuple(fieldsets), picker, board, following, keeper),
         {"start": start, "stop": stop, "print": show, "check": check},
-    )
-    return TrainDoor(
-        outputs=(board, tabs), fill=lambda config, option: (tab.load_path(config) | {"goTo": option}, gr.Tabs(selected="train"))
     )
 
 
@@ -464,6 +462,7 @@ def routes(context: Context) -> list[Route]:
         Route("/kl/train/foresight", answered(lambda order: tab.foresight(order["form"])), methods=["POST"]),
         Route("/kl/train/memory", remember, methods=["POST"]),
         Route("/kl/train/cluster", answered(export), methods=["POST"]),
+        Route("/kl/train/open", answered(tab.load), methods=["POST"]),
         Route("/kl/train/gpus", here),
         *sweep_routes.routes(context, lambda payload: tab.options([payload])),
     ]
@@ -495,7 +494,6 @@ def _is_used(group: str) -> bool:
 @dataclass(frozen=True)
 class _Parts:
     fieldsets: tuple[gr.HTML, ...]
-    welcome: gr.HTML
     picker: gr.HTML
     board: gr.HTML
     following: gr.HTML
@@ -529,9 +527,6 @@ def _wire(tab: TrainTab, parts: _Parts, buttons: Mapping[str, gr.Button]) -> Non
         program = str(_request(event).get("program") or "")
         return tab.rewritten(program, payloads(data)) if program in exports.PROGRAMS else tab.printed(payloads(data), download=True)
 
-    def loaded(event: gr.EventData) -> Answer:
-        return tab.load(_request(event))
-
     def chosen(data: dict[Any, Any], event: gr.EventData) -> dict[str, Any]:
         return tab.choose_preset(_request(event), payloads(data))
 
@@ -545,9 +540,7 @@ def _wire(tab: TrainTab, parts: _Parts, buttons: Mapping[str, gr.Button]) -> Non
     on(buttons["start"].click, lambda data: followed(tab.start(payloads(data))), [board, following], inputs)
     on(buttons["stop"].click, lambda value: tab.stop(str((value or {}).get("run", ""))), board, following)
     on(buttons["check"].click, checked, board, inputs, queue=True)
-    on(parts.welcome.start_demo, lambda: followed(tab.demo()), [board, following])
     on(parts.keeper.save_file, saved, board, inputs)
-    on(parts.keeper.open_file, loaded, board, meanwhile="multiple")
     on(picker.choose_preset, chosen, picker, inputs, meanwhile="multiple")
     on(picker.keep_preset, kept, [picker, board], inputs)
 

@@ -331,7 +331,7 @@ LIST_AFTER_CHOICE = """(() => {
 
 
 def test_a_list_of_presets_that_arrives_late_leaves_what_was_chosen_in_the_meantime(studio: Any, visit: Callable[..., Any]) -> None:
-    chosen = {"name": "built:x", "title": "X", "about": "For x.", "changes": [], "run": "sdxl/network", "texts": {}}
+    chosen = {"name": "built:x", "title": "X", "about": "For x.", "changes": [], "run": "sdxl/network", "texts": {}, "keeps": []}
     assert "Use this preset" in in_module(visit(studio.url).page, "train/presets.js", LIST_AFTER_CHOICE, chosen)
 
 
@@ -346,9 +346,10 @@ def test_a_preset_shows_what_it_changes_before_it_does_and_one_of_ones_own_is_ke
     expect(row).to_contain_text("0.0001")
     expect(row).to_contain_text("5e-05")
     expect(page.locator("#kl-learning_rate")).to_have_value("0.0001")
+    page.locator("#kl-train_data_dir").fill("my/later")
     page.get_by_role("button", name="Use this preset").click()
     expect(page.locator("#kl-learning_rate")).to_have_value("5e-05")
-    expect(page.locator("#kl-train_data_dir")).to_have_value("my/images")
+    expect(page.locator("#kl-train_data_dir")).to_have_value("my/later")
     assert printed(page)["flip_aug"] is True
 
     page.locator("#kl-network_dim").fill("77")
@@ -361,7 +362,7 @@ def test_a_preset_shows_what_it_changes_before_it_does_and_one_of_ones_own_is_ke
     page.reload()
     page.get_by_label("Preset", exact=True).select_option(label="Seventy/Seven")
     expect(page.locator(".kl-preset tr", has_text="Network rank")).to_contain_text("77")
-    assert "my/images" not in next((studio.output_dir / ".presets").rglob("*.toml")).read_text(), "a preset is a recipe, not a place"
+    assert "my/later" not in next((studio.output_dir / ".presets").rglob("*.toml")).read_text(), "a preset is a recipe, not a place"
 
 
 def test_the_data_set_check_says_what_training_would_see(studio: Any, visit: Callable[..., Any], tmp_path: Path) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import toml
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
+from sd_scripts.runs.events import RunFinished
 from tests.ui.conftest import hearing
+from tests.ui.runs_on_disk import made, options
 from tests.ui.test_tools import lora
 
 pytestmark = pytest.mark.browser
+OPENING = "**/kl/train/open"
 KOHYA = {
     "LoRA_type": "Standard",
     "sdxl": True,
@@ -136,3 +140,82 @@ def test_a_lora_is_also_opened_by_its_path_and_a_damaged_one_refused(studio: Any
         drop(page, name, data)
         expect(page.locator(".kl-problems")).to_contain_text(name)
     expect(page.locator("#kl-network_dim")).to_have_value("4")
+
+
+@contextlib.contextmanager
+def held(page: Page) -> Iterator[list[Route]]:
+    """What asks for settings waits for the test."""
+    waiting: list[Route] = []
+    page.route(OPENING, lambda route: waiting.append(route))
+    yield waiting
+    page.unroute(OPENING)
+
+
+def test_while_settings_are_opened_nothing_else_is_written_into_the_form_and_afterwards_everything(
+    studios: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    output = tmp_path / "output"
+    run = made(output, options(output, learning_rate=3e-4), (4,))
+    run.log(RunFinished(step=4))
+    page = visit(studios(output_dir=output).url).page
+    text = json.dumps(KOHYA).encode()
+    path = tmp_path / "dog.json"
+    path.write_bytes(text)
+    rate, status = page.locator("#kl-learning_rate"), page.locator(".kl-answer")
+
+    def by_path() -> None:
+        page.locator("#kl-load-path").fill(str(path))
+        page.locator("#kl-load-path").press("Enter")
+
+    def of_the_run() -> None:
+        page.get_by_role("tab", name="Runs").click()
+        page.get_by_role("button", name="Use these settings").click()
+        expect(page.get_by_role("tab", name="Train")).to_have_attribute("aria-selected", "true")
+
+    ways = {
+        "by its path": by_path,
+        "chosen": lambda: page.locator("#kl-load").set_input_files(path),
+        "dropped": lambda: drop(page, "dog.json", text),
+        "of a run": of_the_run,
+    }
+    for way, ask in ways.items():
+        rate.fill("0.5")
+        with held(page) as waiting:
+            ask()
+            expect(status, way).to_contain_text("Opening ")
+            expect(page.locator(".kl-main"), way).to_have_attribute("inert", "")
+            expect(page.locator(".kl-buttons"), way).to_have_attribute("inert", "")
+            rate.focus()
+            page.keyboard.type("7")
+            expect(rate, way).to_have_value("0.5")
+            waiting[0].continue_()
+            expect(rate, way).to_have_value("0.0003")
+        expect(status, way).not_to_contain_text("Opening ")
+        rate.fill("0.7")
+        expect(rate, way).to_have_value("0.7")
+
+
+def test_of_two_files_the_one_that_was_asked_for_last_stays_and_a_studio_that_is_away_leaves_the_form_as_it_was(
+    studio: Any, visit: Callable[..., Any]
+) -> None:
+    page = visit(studio.url, quiet=False).page
+    rate = page.locator("#kl-learning_rate")
+    with held(page) as waiting:
+        drop(page, "one.json", json.dumps({**KOHYA, "learning_rate": 0.01}).encode())
+        while len(waiting) < 1:
+            page.wait_for_timeout(10)
+        drop(page, "two.json", json.dumps({**KOHYA, "learning_rate": 0.02}).encode())
+        page.wait_for_function("() => document.querySelector('.kl-answer').textContent.includes('two.json')")
+        while len(waiting) < 2:
+            page.wait_for_timeout(10)
+        waiting[1].continue_()
+        expect(rate).to_have_value("0.02")
+        waiting[0].continue_()
+        drop(page, "three.json", b"{}")
+        while len(waiting) < 3:
+            page.wait_for_timeout(10)
+        expect(rate).to_have_value("0.02")
+        waiting[2].abort()
+        expect(page.locator(".kl-problems")).to_be_visible()
+    rate.fill("0.7")
+    expect(rate).to_have_value("0.7")

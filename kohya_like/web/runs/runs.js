@@ -8,6 +8,7 @@ import { store, stored } from "../common/stored.js";
 import { ask, repeat } from "../common/studio.js";
 import { figure } from "../common/words.js";
 import { goTo } from "../train/form.js";
+import { openSettings } from "../train/opening.js";
 import { date, RunView, stateWords, title } from "./run.js";
 
 const ORDERS = {
@@ -47,7 +48,7 @@ export function panel({ element, root, props, watch }) {
   put();
 }
 
-export function runs({ element, root, props, trigger }) {
+export function runs({ element, root }) {
   let known = [];
   let hasSweeps = false; // there are sweeps to look at
   let words = []; // that a run must have to be listed
@@ -61,10 +62,7 @@ export function runs({ element, root, props, trigger }) {
       look();
     },
     open: (name) => choose(name, true),
-    use(name, option = "") {
-      props.value = { run: name, option };
-      trigger("submit");
-    },
+    use: (name, option = "") => openSettings({ run: name }, t`Opening the settings of ${title(name)} …`, { goTo: option }),
   });
   const tidy = async () => (await import("./tidy.js")).openTidy(() => look());
   const none = make("div", { class: "kr-empty", hidden: true }, make("p", { text: t`No runs yet. Start one in the Train tab; it appears here and stays, also when the studio is closed.` }),

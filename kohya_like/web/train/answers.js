@@ -7,6 +7,7 @@ import { store, stored } from "../common/stored.js";
 import { plural } from "../common/words.js";
 import { controls, fill, goTo, showMore, showProblem, views } from "./form.js";
 import { showImport, showQuestion } from "./imports.js";
+import { tellTo } from "./opening.js";
 import { fieldsOf, onChange, problems, run, values } from "./settings.js";
 import { foresee } from "./starting.js";
 
@@ -94,6 +95,7 @@ export function answers({ root, props, watch }) {
     if (value.goTo) setTimeout(go);
     foresee(0);
   }
+  tellTo((note) => (status.textContent = note), answer);
   watch("value", () => props.value && answer(props.value));
 }
 

@@ -5,6 +5,7 @@ import { t, translated } from "../common/language.js";
 import { copier, make, rich } from "../common/page.js";
 import { plural } from "../common/words.js";
 import { addImages, goTo } from "./form.js";
+import { openAs, openSettings } from "./opening.js";
 import { fieldsOf, run } from "./settings.js";
 
 const MAX_TEXT_BYTES = 1 << 20;
@@ -34,25 +35,19 @@ async function contentOf(file) {
 
 // ---- settings in a file
 
-// What was asked for last, for the question whose file it is.
-let asked = {};
-let again = (_program) => {};
+const opening = (name) => t`Opening ${name} …`;
+const openFile = (file) => file && openSettings(contentOf(file), opening(file.name));
 
 export function keep({ root, trigger }) {
   const picked = make("input", { type: "file", id: "kl-load", accept: ".toml,.json,.yaml,.yml,.safetensors,.sh,.bat,.cmd,.ps1,text/plain", class: "kl-file" });
   const path = make("input", { type: "text", id: "kl-load-path", placeholder: t`or a path on the studio's computer`, "aria-label": t`Path of a settings or LoRA file on the studio's computer`, autocomplete: "off", spellcheck: "false" });
-  // A file that describes data alone is for the run that is in the form.
-  const ask = (what) => trigger("open_file", (asked = { ...what, form: run }));
-  again = (program) => ask({ ...asked, program });
-  const open = async (file) => file && ask(await contentOf(file));
   picked.addEventListener("change", () => {
     const [file] = picked.files;
     // Before anything is waited for: afterwards the next file may be in it already.
     picked.value = "";
-    open(file);
+    openFile(file);
   });
-  // Not named "path": gradio takes an object with a path for a file of its own and refuses it.
-  const loadPath = () => path.value.trim() && ask({ where: path.value.trim() });
+  const loadPath = () => path.value.trim() && openSettings({ where: path.value.trim() }, opening(path.value.trim()));
   path.addEventListener("keydown", (event) => event.key === "Enter" && loadPath());
   const about = t`Settings of this studio, of kohya's programs or of another trainer (TOML, JSON, YAML), a script with a command line, or a LoRA file: its header tells how it was trained. You may also drop it on this page, or paste a command line.`;
   const keep = make("section", { class: "kl-card kl-keep", "aria-labelledby": "kl-keep" }, make("h2", { id: "kl-keep", text: t`Settings file` }),
@@ -64,12 +59,12 @@ export function keep({ root, trigger }) {
     make("p", { class: "kl-note", text: about }));
   const target = make("div", { class: "kl-drop", hidden: true, "aria-hidden": "true" }, make("p", { text: t`Drop images to add them, or settings to fill the form` }));
   root.append(keep, target);
-  catchDrops(root, target, open);
-  catchLines(root, ask);
+  catchDrops(root, target);
+  catchLines(root);
 }
 
 // The whole page takes the file while the Train tab is in front.
-function catchDrops(root, target, open) {
+function catchDrops(root, target) {
   let leaving = 0;
   const concerns = (event) => root.offsetParent !== null && [...event.dataTransfer.types].includes("Files");
   const hide = () => (target.hidden = true);
@@ -89,18 +84,18 @@ function catchDrops(root, target, open) {
     const files = [...event.dataTransfer.files];
     const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
     if (files.length > 1 || IMAGES.test(files[0].name) || entries.some((entry) => entry.isDirectory)) addImages({ files, entries });
-    else open(files[0]);
+    else openFile(files[0]);
   });
 }
 
 // A command line, or a whole script, that is pasted anywhere but into a field fills the form as a file does.
-function catchLines(root, ask) {
+function catchLines(root) {
   addEventListener("paste", (event) => {
     if (root.offsetParent === null || /** @type {Element} */ (event.target).closest?.("input, textarea, [contenteditable]")) return;
     const text = event.clipboardData.getData("text/plain");
     if (!/\.py\b[^]*--[A-Za-z]/.test(text)) return;
     event.preventDefault();
-    ask({ name: "pasted.txt", bytes: text.length, text });
+    openSettings({ name: "pasted.txt", bytes: text.length, text }, opening("pasted.txt"));
   });
 }
 
@@ -112,7 +107,7 @@ export function showQuestion(box, asking) {
   if (!asking) return;
   const answer = (program) => {
     box.hidden = true;
-    again(program);
+    openAs(program, opening(asking.name));
   };
   box.replaceChildren(make("h2", { id: "kl-owner", text: t`Which program is ${asking.name} from?` }),
     make("p", { class: "kl-note", text: t`Its settings have the names that more than one of them uses.` }),

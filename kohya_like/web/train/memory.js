@@ -3,7 +3,7 @@
 import { t } from "../common/language.js";
 import { makeMemory } from "../common/memory.js";
 import { fill } from "./form.js";
-import { onChange, values } from "./settings.js";
+import { drafts, onChange, values } from "./settings.js";
 
 export function memory({ root }) {
   const box = makeMemory(root, {
@@ -11,7 +11,7 @@ export function memory({ root }) {
     address: "/kl/train/memory",
     gpus: "/kl/train/gpus",
     order: (card) => ({ form: values(), card }),
-    use: (plan) => fill(plan.run, plan.texts),
+    use: (plan) => fill(plan.run, { ...drafts[plan.run], ...plan.texts }),
     mayCompute: false,
     nothing: t`No memory option of this kind of run makes it fit; take a smaller base model.`,
   });

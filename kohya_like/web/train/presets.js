@@ -7,7 +7,8 @@ import { make } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
 import { ask } from "../common/studio.js";
 import { choose, fill } from "./form.js";
-import { familyOf, hasDraft, keyOf, onChange, run, mode } from "./settings.js";
+import { openSettings } from "./opening.js";
+import { drafts, familyOf, hasDraft, keyOf, onChange, run, mode } from "./settings.js";
 
 export function kinds({ root }) {
   const family = () => familyOf(run);
@@ -69,7 +70,8 @@ export function presets({ root, props, trigger, watch }) {
     picker.value = chosen.name;
     view.append(make("p", { class: "kl-note", text: translated(chosen.about) }));
     const use = () => {
-      fill(chosen.run, chosen.texts);
+      // As they are by now: somebody may have written more since the preset was chosen.
+      fill(chosen.run, { ...chosen.texts, ...Object.fromEntries(chosen.keeps.map((name) => [name, drafts[chosen.run][name]])) });
       picker.value = "";
       view.replaceChildren(make("p", { class: "kl-note", text: t`The form now has the settings of ${translated(chosen.title)}. Your folders, prompts and names stayed where the preset does not set them.` }));
       picker.focus();
@@ -105,18 +107,22 @@ export function presets({ root, props, trigger, watch }) {
 
 // ---- first visit
 
-export function welcome({ root, trigger }) {
+export function welcome({ root }) {
   if (hasDraft() || stored("kl.seen") !== null) return;
   const card = make("section", { class: "kl-card kl-welcome", "aria-labelledby": "kl-welcome" });
   const close = () => {
     store("kl.seen", true);
     card.remove();
   };
+  const demo = async () => {
+    close();
+    if (await openSettings({ demo: true }, t`Opening the settings of the demo …`)) document.getElementById("kl-start").click();
+  };
   card.append(make("h2", { id: "kl-welcome", text: t`New here?` }),
     make("p", { text: t`Guide me asks four questions about your own images and fills in the form. The demo teaches a tiny built-in model a shape it has never seen, a star: no download, no GPU, a few minutes on any computer, and every step that a real run has.` }),
     make("div", { class: "kl-row" },
       guideButton("kl-strong", close),
-      make("button", { type: "button", class: "kl-button", text: t`Train the demo`, onclick: () => { close(); trigger("start_demo", { run: "demo" }); } }),
+      make("button", { type: "button", class: "kl-button", text: t`Train the demo`, onclick: demo }),
       make("button", { type: "button", class: "kl-quiet", text: t`I have my own images`, onclick: close })));
   // Who has a new browser is not new where somebody has trained already.
   ask("/kl/runs").then(({ runs }) => runs.length, () => 0).then((there) => { if (!there) root.append(card); });
