@@ -41,9 +41,11 @@ SPOKEN = [
     *(f"sd_scripts/dataset/{name}.py" for name in ("buckets", "cache_files", "findings", "images", "pairs", "plan", "scan", "contents")),
     *("sd_scripts/dataset/masks.py", "sd_scripts/dataset/mask_files.py"),
     *(f"sd_scripts/library/memory/forecast/{name}.py" for name in ("values", "estimate", "drawing", "fitting", "drawing_answers")),
-    *("sd_scripts/runs/early_checks.py", "sd_scripts/runs/schedules.py", "sd_scripts/runs/resume.py"),
-    *(f"sd_scripts/library/tools/{name}.py" for name in ("beside_images", "captioning", "masking", "faces", "duplicates", "verifying")),
-    *("sd_scripts/runs/trash.py", "sd_scripts/families/bases.py"),
+    *(
+        f"sd_scripts/runs/{name}.py"
+        for name in ("early_checks", "schedules", "resume", "model_files", "model_headers", "downloads", "trash")
+    ),
+    *("sd_scripts/library/tools/*.py", "sd_scripts/families/bases.py"),
 ]
 """Where sentences are made that the page shows. What only a log or a terminal says stays English."""
 SILENT = {

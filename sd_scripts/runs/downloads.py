@@ -64,10 +64,11 @@ class Ahead:
     def lines(self) -> list[str]:
         """The same in words."""
         still = "all of it is in the cache" if not self.missing else f"{_size(self.missing)} of it not in the cache yet"
+        licence = self.licence or "none is named; see the model page"
         return [
             f"{self.hub_id}: {self.num_files} files, {_size(self.total)}, {still}",
             f"free on the disk of {self.cache}: {_size(self.free)}",
-            f"licence: {self.licence or 'none is named; see the model page'}" + ("; gated: terms to accept" if self.is_gated else ""),
+            f"its licence: {licence}{'; gated: terms to accept' if self.is_gated else ''}",
         ]
 
 

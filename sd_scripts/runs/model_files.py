@@ -81,8 +81,8 @@ def _check_folder(family: str, option: str, path: Path) -> None:
         name = str(json_of((path / "model_index.json").read_text(encoding="utf-8")).get("_class_name"))
     except FileNotFoundError:
         files = sorted(file.name for file in path.glob("*.safetensors"))
-        hint = f"; it has {files[0]}: to load that file, give its path" if files else "; a base model's folder has a model_index.json"
-        raise OptionError(f"{option}: the folder {path.name} is not a diffusers folder{hint}") from None
+        hint = f"It has {files[0]}: to load that file, give its path" if files else "A base model's folder has a model_index.json"
+        raise OptionError(f"{option}: the folder {path.name} is not a diffusers folder. {hint}") from None
     except (ValueError, AttributeError) as err:
         raise OptionError(f"{option}: model_index.json in {path.name} cannot be read; download or copy the model again") from err
     if name not in pipelines_of(family) and any(name in pipelines_of(other) for other in FACTS):

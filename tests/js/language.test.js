@@ -40,6 +40,7 @@ test("sentences of the studio are found by what does not change in them, one aft
   assert.equal(translated("Starts a new run. cat has started."), "Neuer Lauf. cat hat begonnen.");
   assert.equal(translated("learning_rate: 12 is out of range; 0 to 1 is allowed"), "learning_rate: 12 liegt außerhalb; erlaubt ist 0 bis 1");
   assert.equal(translated('learning_rate: "so fast" is not a number (0 to 1 is allowed)'), 'learning_rate: "so fast" ist nicht eine Zahl (0 bis 1 ist erlaubt)');
+  assert.equal(translated("a number. Starts a new run."), "eine Zahl. Neuer Lauf.");
   assert.equal(translated("The disk of a folder of mine is full."), "Die Platte von a folder of mine ist voll.");
 });
 

@@ -131,10 +131,12 @@ def test_the_likeness_of_faces_is_that_of_the_largest_ones_and_images_without_on
         assert row["face"] == (None if mean is None else pytest.approx(mean, abs=1e-4))
     count = int(without in drawn)
     assert (report.values["faceless"], report.values["faceless_trained"]) == ([str(without)] * count, [str(without)] * (1 - count))
-    assert f"no face was found in {count} of 3 images" in report.lines and f"{1 - count} of 2 training images" in report.lines[-1]
+    assert (
+        f"images without a face: {count} of 3" in report.lines and report.lines[-1] == f"training images without a face: {1 - count} of 2"
+    )
     report = rate(flat.build(RateImages, {**given, "face_threshold": 1}).rating)
     assert [row["face"] for row in report.values["images"]] == [None] * 3
-    assert report.lines == ["no face was found in 3 of 3 images", "no face was found in 2 of 2 training images"]
+    assert report.lines == ["images without a face: 3 of 3", "training images without a face: 2 of 2"]
     given["face_likeness_model"] = str(folder / "dino")
     assert all(
         -1.001 <= row["face"] <= 1.001 for row in rate(flat.build(RateImages, {**given, "face_threshold": 0}).rating).values["images"]

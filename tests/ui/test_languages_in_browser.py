@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import expect
 
+from sd_scripts.library.tools import converting, headers, merging, resizing
+from sd_scripts.runs.downloads import Ahead
+from sd_scripts.schema.tools import ConvertSection, MergeSection, MetadataSection, ResizeSection
+from tests.library.tools.test_merging_files import qkv
+from tests.ui.conftest import in_module
 from tests.ui.on_screen import Eyes
 
 pytestmark = pytest.mark.browser
@@ -52,5 +59,33 @@ def test_the_page_speaks_the_browsers_language_and_the_one_that_is_chosen(studio
         page.goto(f"{studio.url}#help")
         expect(page.locator(".kl-guide h2").first).to_have_text("从图片文件夹到 LoRA 或模型")
         assert [url.rsplit("/", 1)[1] for url in fetched][:2] == ["de.json", "zh.json"] and "ru.json" not in str(fetched)
+    finally:
+        page.evaluate("localStorage.clear(); sessionStorage.clear()")
+
+
+def test_the_reports_of_tools_on_files_are_told_in_the_readers_language(studio: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
+    files = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
+    for number, path in enumerate(files):
+        qkv(path, 4, number, 4.0)
+    models, to = tuple(map(str, files)), str(tmp_path / "new.safetensors")
+    reports = [
+        merging.merge(MergeSection(models=models, save_to=to)),
+        merging.merge(MergeSection(models=models, new_rank=2, save_to=to)),
+        resizing.resize(ResizeSection(model=models[0], new_rank=2, save_to=to)),
+        converting.convert(ConvertSection(model=models[0], save_model_as="diffusers", save_to=to)),
+        headers.edit(MetadataSection(model=models[0], set_keys=("modelspec.title=x",))),
+    ]
+    lines = [line for report in reports for line in report.lines]
+    lines += Ahead("a/b", "0", "", True, 3, 10**9, 0, 10**10, tmp_path, ()).lines()
+    lines += Ahead("a/b", "0", "mit", False, 3, 10**9, 10**6, 10**10, tmp_path, ()).lines()
+    # Rows of tables and of texts begin with a space, and a name of keys is a name.
+    told = [line for line in lines if not line.startswith(" ") and line not in ("modelspec:", "kohya_like:")]
+    page = visit(studio.url).page
+    try:
+        page.locator(".kl-language").select_option("de")
+        expect(page.locator("html")).to_have_attribute("lang", "de")
+        german = in_module(page, "common/language.js", "given.map(it.translated)", told)
+        assert [line for line, own in zip(told, german, strict=True) if own == line] == []
+        assert not [own for own in german if re.search(r"\b(of it|none is named|layers|for)\b", own)]
     finally:
         page.evaluate("localStorage.clear(); sessionStorage.clear()")

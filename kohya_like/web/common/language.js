@@ -98,7 +98,9 @@ function bySentence(text) {
   if (pieces.length < 2) return text;
   for (let end = pieces.length - 1; end > 0; end -= 1) {
     const beginning = pieces.slice(0, end).join(" ");
-    const own = whole(beginning);
+    // A sentence alone ends without a full stop; before another it has one.
+    const bare = beginning.endsWith(".") ? whole(beginning.slice(0, -1)) : null;
+    const own = whole(beginning) ?? (bare === null ? null : `${bare}${language === "zh" ? "。" : "."}`);
     if (own !== null) return `${own}${language === "zh" ? "" : " "}${translated(text.slice(beginning.length).trimStart())}`;
   }
   return `${pieces[0]} ${translated(text.slice(pieces[0].length).trimStart())}`;

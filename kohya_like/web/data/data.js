@@ -114,7 +114,7 @@ export async function data({ root }) {
   function sift() {
     if (!desk.known) return;
     const indices = shownIndices();
-    say(count, `${indices.length === desk.known.items.length ? plural(indices.length, "image", "images") : t`${indices.length} of ${plural(desk.known.items.length, "image", "images")}`} · ${desk.known.folder}${desk.known.fixed ? `. ${translated(desk.known.fixed)}` : ""}`);
+    say(count, `${indices.length === desk.known.items.length ? plural(indices.length, "image", "images") : t`${indices.length} of ${desk.known.items.length} images`} · ${desk.known.folder}${desk.known.fixed ? `. ${translated(desk.known.fixed)}` : ""}`);
     grid.show(indices, panel.index());
   }
   only.append(...Object.entries(KINDS).map(([value, [text]]) => make("option", { value, text })));

@@ -6,7 +6,7 @@ import { t } from "../common/language.js";
 import { bring, find, make, sharp } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
 import { ask, repeat, withToken } from "../common/studio.js";
-import { duration, moment, plural } from "../common/words.js";
+import { duration, moment } from "../common/words.js";
 import { byPrompt, neighbour } from "./cells.js";
 import { Pick } from "./pick.js";
 import { Vote } from "./vote.js";
@@ -159,7 +159,7 @@ export class Compare {
   head() {
     const { state, done, total, left, phase } = this.answer;
     const busy = state === "running" || state === "waiting";
-    const parts = [STATES[state], t`${done} of ${plural(total, "image", "images")}`, busy ? phase : "", left ? t`about ${duration(left)} left` : ""];
+    const parts = [STATES[state], t`${done} of ${total} images`, busy ? phase : "", left ? t`about ${duration(left)} left` : ""];
     const save = (kind, text) => html`<a class="kl-button" href=${withToken(place(this.name, `/file.${kind}`))} download>${text}</a>`;
     return html`<div class="kl-compare-head">
       <label><span>${t`Comparison`}</span> <select id="kl-compare-which" value=${this.name} onChange=${(event) => this.open(event.currentTarget.value)}>

@@ -126,4 +126,4 @@ def norm_of(adapter: AdapterLayer) -> float:
 
 
 def _counts(kinds: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {kind} layers" for kind, count in kinds.items())
+    return ", ".join(f"{kind} layers: {count}" for kind, count in kinds.items())

@@ -69,13 +69,18 @@ def decoded(text: str) -> Any:
 
 def shown(texts: Mapping[str, str]) -> list[str]:
     """The texts in groups: modelspec, kohya's, ours, others."""
-    groups = {"modelspec.": "modelspec", "ss_": "training (kohya's keys)", "sshs_": "hashes", "kohya_like.": "kohya_like"}
+    groups = {
+        "modelspec.": "modelspec:",
+        "ss_": "training (kohya's keys):",
+        "sshs_": "hashes of the weights:",
+        "kohya_like.": "kohya_like:",
+    }
     lines = []
     left = dict(sorted(texts.items()))
-    for start, title in [*groups.items(), ("", "others")]:
+    for start, title in [*groups.items(), ("", "other texts:")]:
         own = {key: left.pop(key) for key in list(left) if key.startswith(start)}
         if own:
-            lines += [f"{title}:", *(f"  {key.removeprefix(start)}: {_brief(text)}" for key, text in own.items())]
+            lines += [title, *(f"  {key.removeprefix(start)}: {_brief(text)}" for key, text in own.items())]
     return lines or ["the file has no metadata"]
 
 

@@ -65,9 +65,9 @@ def merge_files(options: MergeSection) -> Report:
         sources = [file.file for file in files]
         spool.finish(_header(sources, files[0], texts, sorted(ranks.elements()), alpha, options.save_model_as))
     relative = math.sqrt(error / energy) if energy else 0.0
-    how = "exactly" if options.new_rank is None else f"with a relative error of {relative:.2g}"
     label, size = files[0].layers.architecture.label, size_text(target.stat().st_size)
-    lines = [f"merged {len(files)} LoRA files for {label} {how}: {target.name}, {size}, {sum(ranks.values())} layers, rank {_range(ranks)}"]
+    lines = [f"merged {len(files)} LoRA files for {label}: {target.name}, {size}, {sum(ranks.values())} layers, rank {_range(ranks)}"]
+    lines.append("the sum is exact" if options.new_rank is None else f"relative error {relative:.2g}")
     values = {"relative_error": relative, "ranks": {str(rank): count for rank, count in sorted(ranks.items())}, "alpha": alpha}
     return Report(lines, values)
 

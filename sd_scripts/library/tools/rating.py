@@ -67,16 +67,16 @@ def rate(options: RatingSection) -> Report:
         faces = {"faceless": sorted({str(one.path) for one in drawn} & viewer.faceless)}
         faces["faceless_trained"] = sorted({str(one.path) for one in trained} & viewer.faceless)
         lines = [
-            f"no face was found in {len(faces[name])} of {len(of)} {what}"
-            for name, of, what in (("faceless", drawn, "images"), ("faceless_trained", trained, "training images"))
+            f"images without a face: {len(faces['faceless'])} of {len(drawn)}",
+            f"training images without a face: {len(faces['faceless_trained'])} of {len(trained)}",
         ]
     told = [
         {"file_name": str(one.path), "prompt": shown, "likeness": like, "face": face}
         for one, shown, like, face in zip(drawn, by_prompt, by_likeness, by_face, strict=True)
     ]
-    kinds = (("prompt", by_prompt), ("likeness", by_likeness), ("face", by_face))
+    kinds = (("agreement with the prompt", by_prompt), ("likeness to the training images", by_likeness), ("likeness of the faces", by_face))
     means = [(what, [value for value in values if value is not None]) for what, values in kinds]
-    lines = [f"{what}: {sum(there) / len(there):.4f} over {len(there)} images" for what, there in means if there] + lines
+    lines = [f"{what}: {sum(there) / len(there):.4f} (images: {len(there)})" for what, there in means if there] + lines
     return Report(lines, {"images": told, **faces})
 
 
