@@ -153,7 +153,9 @@ _IS_LAST = pytest.StashKey[bool]()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """CPU seconds by folder, the most expensive first, and the files that take most."""
+    """CPU seconds by folder, the most expensive first, and the files that take most; where a test failed, how to draw the same again."""
+    if terminalreporter.stats.keys() & {"failed", "error"}:
+        terminalreporter.write_line(pytest_report_header(terminalreporter.config))
     seconds: dict[str, float] = defaultdict(float)
     of_file: dict[str, float] = defaultdict(float)
     of_clock: dict[str, float] = defaultdict(float)
