@@ -24,7 +24,6 @@ from .supervisor import Job, JobSupervisor
 FORM, DISK = "form", "disk"
 """Places to go to: the form with the settings of the run, and what the runs take of the disk."""
 MODEL = "pretrained_model_name_or_path"
-_SAME = "The run goes on in its folder"
 _BUTTONS = {FORM: "Correct it in the form", DISK: "Open Disk and trash"}
 
 
@@ -38,6 +37,11 @@ class Fix:
     goes_to: str = ""
     option: str = ""
     """The field of the form that is shown."""
+    shown: tuple[tuple[str, str, str], ...] = ()
+    """The changes in words: a label, a value, and the next one."""
+
+    def as_page(self) -> dict[str, Any]:
+        return {"text": self.text, "button": self.button, "goes_to": self.goes_to, "option": self.option, "shown": self.shown}
 
 
 def fix_of(job: Job, cause: Cause) -> Fix | None:
@@ -59,8 +63,9 @@ def fix_of(job: Job, cause: Cause) -> Fix | None:
             after = flat.build(type(options), {**flat.flatten(options), **changes})
         except OptionError:
             continue
-        return Fix(_told(job, options, after, changes), "Change this and start again", changes)
-    return Fix(f"{_SAME}, {_from(job)}.", "Start again") if cause.kind in ("passing", "ram", "readers") else None
+        text = _goes_on(job) if _is_same(options, after) else f"A new run begins with these settings, {_from(job)}."
+        return Fix(text, "Change this and start again", changes, shown=_shown(options, after, changes))
+    return Fix(_goes_on(job), "Start again") if cause.kind in ("passing", "ram", "readers") else None
 
 
 def start(supervisor: JobSupervisor, job: Job, fix: Fix) -> Job:
@@ -109,16 +114,19 @@ def _is_same(before: RunOptions, after: RunOptions) -> bool:
     return resuming.settings_of(before) == resuming.settings_of(after)
 
 
-def _told(job: Job, before: RunOptions, after: RunOptions, changes: Mapping[str, Any]) -> str:
+def _shown(before: RunOptions, after: RunOptions, changes: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
     then, now = flat.flatten(before), flat.flatten(after)
-    said = "; ".join(f"{label(name, before.family)}: {_value(then[name])} → {_value(now[name])}" for name in changes)
-    return f"{said}. {_SAME if _is_same(before, after) else 'A new run begins with these settings'}, {_from(job)}."
+    return tuple((label(name, before.family), _value(then[name]), _value(now[name])) for name in changes)
 
 
 def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return " x ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _goes_on(job: Job) -> str:
+    return f"The run goes on in its folder, {_from(job)}."
 
 
 def _from(job: Job) -> str:

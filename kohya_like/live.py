@@ -260,7 +260,7 @@ class Live:
             "text": cause.text,
             "why": cause.why,
             "advice": cause.advice,
-            "fix": None if fix is None else {"text": fix.text, "button": fix.button, "goes_to": fix.goes_to, "option": fix.option},
+            "fix": None if fix is None else fix.as_page(),
             # The sentence of a refusal says all; what follows it on the console is the launcher's astonishment.
             "lines": [] if refused else causes.without_launcher(console.last_lines(job.run.console, 200))[-12:],
             "refused": refused,

@@ -22,7 +22,7 @@ from babel.messages.catalog import Catalog, Message
 from babel.messages.extract import extract
 from babel.messages.pofile import read_po, write_po
 
-from kohya_like import form, theme
+from kohya_like import form, presets, theme
 from kohya_like.tabs.train import cluster_fields
 from kohya_like.training_modes import TRAINING_MODES
 from sd_scripts.families import TOOLS
@@ -45,7 +45,8 @@ SPOKEN = [
         f"sd_scripts/runs/{name}.py"
         for name in ("early_checks", "schedules", "resume", "model_files", "model_headers", "downloads", "trash")
     ),
-    *("sd_scripts/library/tools/*.py", "sd_scripts/families/bases.py"),
+    *(f"sd_scripts/library/{name}.py" for name in ("data/cache", "train/reporting", "train/process", "train/trainer", "train/prepare")),
+    *("sd_scripts/library/render/sample.py", "sd_scripts/library/tools/*.py", "sd_scripts/families/bases.py"),
 ]
 """Where sentences are made that the page shows. What only a log or a terminal says stays English."""
 SILENT = {
@@ -187,8 +188,7 @@ def of_options() -> Iterator[str]:
     of_drawing = [form.specification(field, family) for family, fields in drawing.items() for field in fields]
     for spec in [*schema["fields"], *of_tools, *of_drawing, *cluster_fields()]:
         yield from (spec[key] for key in ("label", "help", "unit", "fold") if spec.get(key))
-        numbers = count(1)
-        yield re.sub(r"-?[\d.,]*\d", lambda _number: f"{{{next(numbers)}}}", spec.get("range", ""))  # noqa: B023
+        yield _with_places(spec.get("range", ""))
     for run in schema["runs"].values():
         yield run["label"]
         yield from (block["about"] for group in run["groups"] for block in group["blocks"])
@@ -199,6 +199,19 @@ def of_options() -> Iterator[str]:
     yield from (" ".join((tool.__doc__ or "").split()) for tool in TOOLS.values())
 
 
+def of_presets() -> Iterator[str]:
+    """The titles of the built-in presets, and the sentences of what they are for."""
+    for path in sorted(presets.BUILT_IN.glob("*/*.toml")):
+        preset = presets.read(path, own=False)
+        yield from map(_with_places, (preset.title, *re.split(r"(?<=[.!?]) (?=\S)", preset.about)))
+
+
+def _with_places(text: str) -> str:
+    """A text with {1}, {2} in place of its numbers."""
+    numbers = count(1)
+    return re.sub(r"-?[\d.,]*\d", lambda _number: f"{{{next(numbers)}}}", text)
+
+
 # --- catalogues -----------------------------------------------------------------------------------------------------
 
 
@@ -206,7 +219,7 @@ def of_options() -> Iterator[str]:
 def template() -> Catalog:
     """Everything that is to be translated."""
     catalog = Catalog(fuzzy=False)
-    for text in dict.fromkeys(text for text in of_options() if text):
+    for text in dict.fromkeys(text for text in (*of_options(), *of_presets()) if text):
         catalog.add(text, locations=[("schema", 1)])
     modules = sorted(path for path in WEB.rglob("*.js") if "vendor" not in path.parts)
     spoken = sorted({path for pattern in SPOKEN for path in ROOT.glob(pattern) if path.name not in SILENT})

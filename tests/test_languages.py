@@ -10,7 +10,7 @@ import pytest
 
 from sd_scripts.library.tools.beside_images import Outcome
 from tests import languages
-from tests.languages import ENOUGH, WEB, catalogue, compiled, compiled_path, is_translated, page_texts, sentences, template
+from tests.languages import ENOUGH, WEB, catalogue, compiled, compiled_path, is_translated, of_presets, page_texts, sentences, template
 
 OFFERED = re.findall(r"(\w+): \"", re.search(r"LANGUAGES = \{(.*?)\};", (WEB / "common" / "language.js").read_text(encoding="utf-8"))[1])
 every = pytest.mark.parametrize("language", languages.languages())
@@ -52,6 +52,11 @@ def test_what_work_on_images_reports_is_translated(language):
     said = [re.sub(r": .*", ": ", line) for of_masks in (True, False) for line in full.report("", 9, of_masks).lines]
     known = {message.id.partition("{")[0] for message in catalogue(language) if is_translated(message) and isinstance(message.id, str)}
     assert len(said) == 14 and set(said) <= known
+
+
+@every
+def test_titles_of_presets_and_what_they_are_for_are_translated(language):
+    assert set(of_presets()) - {""} <= {message.id for message in catalogue(language) if is_translated(message)}
 
 
 @every

@@ -44,18 +44,19 @@ def of(line: str, returncode: int | None = 1, said: str = "", refused: bool = Fa
 
 def test_memory_is_spared_step_by_step_and_the_run_goes_on(supervisor: JobSupervisor) -> None:
     job = failed(supervisor, (100, 200), train_batch_size=2, gradient_accumulation_steps=3)
-    found = []
+    found, shown = [], []
     for _ in range(4):
         fix = fixes.fix_of(job, of(MEMORY))
         assert fix is not None and fix.button == "Change this and start again"
         found.append((dict(fix.changes), fix.text))
+        shown += fix.shown
         again = fixes.start(supervisor, job, fix)
         until(lambda job=again: supervisor.find(job.name).state == "finished")
         job = replace(again, state="failed")
     names = [set(changes) for changes, _ in found]
     assert names[:2] == [{"gradient_checkpointing", "oom_fallback"}, {"train_batch_size", "gradient_accumulation_steps"}]
     assert names[2:] == [{"resolution"}, {"resolution"}]
-    assert "Gradient checkpointing: off → on" in found[0][1] and "goes on in its folder, from the state of step 200" in found[0][1]
+    assert shown[0] == ("Gradient checkpointing", "off", "on") and "goes on in its folder, from the state of step 200" in found[0][1]
     assert found[1][0] == {"train_batch_size": 1, "gradient_accumulation_steps": 6}
     # Smaller images train something else: in a run of its own, which begins with the state.
     assert "A new run begins" in found[2][1]

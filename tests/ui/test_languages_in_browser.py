@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,8 @@ from sd_scripts.library.tools import converting, headers, merging, resizing
 from sd_scripts.runs.downloads import Ahead
 from sd_scripts.schema.tools import ConvertSection, MergeSection, MetadataSection, ResizeSection
 from tests.library.tools.test_merging_files import qkv
-from tests.ui.conftest import in_module
+from tests.ui import full_studio
+from tests.ui.conftest import ROOT, in_module
 from tests.ui.on_screen import Eyes
 
 pytestmark = pytest.mark.browser
@@ -89,3 +91,50 @@ def test_the_reports_of_tools_on_files_are_told_in_the_readers_language(studio: 
         assert not [own for own in german if re.search(r"\b(of it|none is named|layers|for)\b", own)]
     finally:
         page.evaluate("localStorage.clear(); sessionStorage.clear()")
+
+
+STAYED = """texts => {
+  const found = new Set(), walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const text = walk.currentNode.textContent.trim(), place = walk.currentNode.parentElement;
+    if (texts[text] && texts[text] !== text && place.checkVisibility() && !place.closest("script, style, code, option")) found.add(text);
+  }
+  return [...found]; }"""
+
+
+def test_what_has_a_translation_stays_english_in_no_tab(studios: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    output.mkdir()
+    full_studio.fill(output, "a" * 32)
+    page = visit(studios(output_dir=output).url).page
+    catalogue = json.loads((ROOT / "kohya_like/web/languages/de.json").read_text(encoding="utf-8"))
+    texts = {english: german for part in ("page", "said") for english, german in catalogue[part].items() if isinstance(german, str)}
+    stayed: dict[str, list[str]] = {}
+
+    def look(where: str) -> None:
+        # A German word, too; a value as a file has it.
+        stayed[where] = [text for text in page.evaluate(STAYED, texts) if text not in ("Training", "none")]
+
+    try:
+        page.locator(".kl-language").select_option("de")
+        expect(page.locator("html")).to_have_attribute("lang", "de")
+        page.locator("#kl-preset").select_option("built:character-24gb")
+        expect(page.locator(".kl-preset td").first).to_be_visible()
+        look("a preset")
+        page.get_by_role("tab", name="Läufe").click()
+        for name in ("whole", "no-memory", "styles", "resumable"):
+            page.locator("#kl-runs .kr-row", has_text=name).click()
+            expect(page.locator("#kl-runs .kr-title")).to_have_text(name)
+            look(name)
+        page.get_by_role("button", name="Läufe vergleichen").click()
+        for name in ("whole", "shapes"):
+            page.locator(".kr-row", has_text=name).locator("input").check()
+        expect(page.locator(".kr-compare th[scope=row]").nth(4)).to_be_visible()
+        look("runs compared")
+        for tab in ("Daten", "Tools", "Zeichnen", "Hilfe"):
+            page.get_by_role("tab", name=tab).click()
+            page.wait_for_timeout(500)
+            look(tab)
+    finally:
+        page.evaluate("localStorage.clear(); sessionStorage.clear()")
+    assert {where: texts for where, texts in stayed.items() if texts} == {}

@@ -37,10 +37,13 @@ export function shownDefault(spec) {
   return spec.default === "" ? (spec.optional ? t`none` : t`empty`) : spec.default.replace(/\n/g, ", ");
 }
 
+// A value of a setting in the tables of what changes.
+export const shownText = (text) => ({ on: t`on`, off: t`off`, none: t`none` })[text] ?? text;
+
 // Opens a list of the folders and files on the studio's computer, and writes what is chosen there. It is fetched when it is first used.
 export function makeBrowse(spec, node) {
   const isNew = spec.name === "save_to";
-  return make("button", { type: "button", class: "kl-button kl-browse", text: t`Browse`, "aria-label": t`Browse for ${spec.label}`, onclick: async () => {
+  return make("button", { type: "button", class: "kl-button kl-browse", text: t`Browse`, "aria-label": t`Browse for ${translated(spec.label)}`, onclick: async () => {
     const { browse } = await import("../picking/browse.js");
     const last = node.value.trim().split("\n").pop();
     browse({ label: spec.label, option: spec.name, kind: isNew ? "folder" : spec.path, path: last }, (path) => {

@@ -1,6 +1,7 @@
 // Memory of a GPU as bars against the card, and a plan that makes it fit: of the run in the form, and of drawing. What is asked answers in
 // lines while the script measures.
 
+import { shownText } from "./field.js";
 import { language, t, translated } from "./language.js";
 import { make } from "./page.js";
 import { store, stored } from "./stored.js";
@@ -117,7 +118,7 @@ export function makeMemory(root, { prefix, address, gpus, order, use, mayCompute
     const result = `${plan.fits ? t`With these settings it fits` : t`These settings help, but are not enough`}: ${gib(plan.forecast.on_card)} GiB.`;
     const notes = plan.forecast.notes.map((note) => make("li", { text: translated(note) }));
     const costs = plan.steps.map((step) => make("li", { text: `${Object.keys(step.options).join(", ")}: ${gib(step.before)} → ${gib(step.after)} GiB; ${translated(step.cost)}` }));
-    const rows = plan.changes.map((change) => make("tr", {}, make("th", { scope: "row", text: translated(change.label) }), make("td", { text: change.before }), make("td", { text: change.after })));
+    const rows = plan.changes.map((change) => make("tr", {}, make("th", { scope: "row", text: translated(change.label) }), make("td", { text: shownText(change.before) }), make("td", { text: shownText(change.after) })));
     const taken = () => {
       use(plan);
       found = { forecast: plan.forecast };

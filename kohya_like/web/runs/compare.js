@@ -2,7 +2,7 @@
 // with comparing.py by way of live.py; fetched when somebody compares.
 
 import { html, render } from "../common/html.js";
-import { t } from "../common/language.js";
+import { t, translated } from "../common/language.js";
 import { make, say, sharp } from "../common/page.js";
 import { address, ask, repeat, withToken } from "../common/studio.js";
 import { duration, figure, plural } from "../common/words.js";
@@ -111,7 +111,7 @@ export function makeComparison(open) {
       aria-label=${t`Open run ${nameOf(run)}`} onClick=${() => open(run.name)}>${nameOf(run)}</button></th>`);
     const row = (key, words, cells, code) => html`<tr key=${key}><th scope="row">${words}${code && html` <code>${code}</code>`}</th>${cells.map((cell) => html`<td>${cell}</td>`)}</tr>`;
     const part = (name) => html`<tr><th scope="rowgroup" class="kr-compare-part" colspan=${known.runs.length + 1}><span>${name}</span></th></tr>`;
-    const settings = known.settings.map(({ name, label, values }) => row(label, label, values.map(valueWords), name));
+    const settings = known.settings.map(({ name, label, values }) => (name === label ? row(label, translated(label), values.map(translated)) : row(label, translated(label), values.map(valueWords), name)));
     const none = known.problem || (known.runs.length > 1 ? t`No setting differs.` : t`Choose a second run to see what differs.`);
     const reached = REACHED.filter(([key]) => known.runs.some((run) => run.reached[key] !== null))
       .map(([key, words, say]) => row(key, words, known.runs.map((run) => (run.reached[key] === null ? "–" : say(run.reached[key], run.reached)))));

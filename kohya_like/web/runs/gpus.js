@@ -1,7 +1,7 @@
 // The GPUs of the machine under a run: use, memory, temperature and power of the last minutes, and a card for each where there are several.
 
 import { html, render } from "../common/html.js";
-import { t } from "../common/language.js";
+import { t, translated } from "../common/language.js";
 import { make } from "../common/page.js";
 
 const NOT_TOLD = t`not told`;
@@ -148,7 +148,7 @@ export class Gpus {
     const now = this.since;
     this.moments = this.moments.filter(([time]) => now - time <= seconds);
     render([gpu.numGpus ? this.strip(gpu, seconds, now) : "", gpu.numGpus > 1 ? this.cards(gpu, ofRun, seconds, now) : "",
-      html`<p class="kr-gpu-problem" hidden=${!problem} data-urgent=${String(gpu.numGpus > 0)}>${problem}</p>`], this.root);
+      html`<p class="kr-gpu-problem" hidden=${!problem} data-urgent=${String(gpu.numGpus > 0)}>${translated(problem)}</p>`], this.root);
   }
 
   strip(gpu, seconds, now) {

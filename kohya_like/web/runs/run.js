@@ -3,6 +3,7 @@
 
 import { Console } from "../common/console.js";
 import { show } from "../common/address.js";
+import { shownText } from "../common/field.js";
 import { t, translated } from "../common/language.js";
 import { findAll, make, say } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
@@ -57,6 +58,14 @@ export function date(name, unix) {
 }
 
 export const stateWords = (state, stopping) => (stopping ? t`Stopping` : WORDS[state] || state);
+
+// What is known of a saved file.
+function noted(note) {
+  const [, step = ""] = /^step (\d+)$/.exec(note) || [];
+  return step ? t`step ${step}` : note === "chosen" ? t`chosen` : translated(note);
+}
+
+const mending = ({ shown, text }) => [...(shown.length ? [shown.map(([label, before, after]) => `${translated(label)}: ${shownText(before)} → ${shownText(after)}`).join("; ")] : []), translated(text)].join(". ");
 
 function waitWords({ held, not_before: time, after }) {
   if (held) return t`Held until it is released`;
@@ -391,7 +400,7 @@ export class RunView {
     this.files.hidden = answer.files.length === 0;
     const links = answer.files.map((file) => {
       const href = withToken(address(answer.name, `/file/${file.name.split("/").map(encodeURIComponent).join("/")}`));
-      const about = [translated(file.note), bytes(file.bytes)].filter(Boolean).join(" · ");
+      const about = [...file.note.split(" · ").map(noted), bytes(file.bytes)].filter(Boolean).join(" · ");
       return make("li", {}, make("a", { href, download: file.name.split("/").pop(), text: file.name }), make("span", { class: "kr-size", text: about }), this.verifier(file));
     });
     this.fileList.replaceChildren(...links);
@@ -413,7 +422,7 @@ export class RunView {
       make("h3", { text: translated(cause.text) }),
       cause.why ? make("p", { text: translated(cause.why) }) : "",
       cause.advice ? make("p", { text: translated(cause.advice) }) : "",
-      cause.fix ? make("div", { class: "kr-fix" }, make("p", { text: translated(cause.fix.text) }), make("button", { type: "button", class: "kr-button kr-primary", text: translated(cause.fix.button), onclick: () => this.mend(cause.fix) })) : "",
+      cause.fix ? make("div", { class: "kr-fix" }, make("p", { text: mending(cause.fix) }), make("button", { type: "button", class: "kr-button kr-primary", text: translated(cause.fix.button), onclick: () => this.mend(cause.fix) })) : "",
       ...(lines ? [make("p", { class: "kr-note", text: t`Last lines of the log` }), lines] : []),
     );
     // The newest line says most.

@@ -182,7 +182,7 @@ export function tools({ root }) {
   // A list of files takes further ones from those that runs have saved.
   function drawAdder(spec, nodeOf, keep) {
     if (!known.files.length) return null;
-    const adder = make("select", { "aria-label": t`Add a saved file to ${spec.label}` }, make("option", { value: "", text: t`Add a saved file …` }),
+    const adder = make("select", { "aria-label": t`Add a saved file to ${translated(spec.label)}` }, make("option", { value: "", text: t`Add a saved file …` }),
       ...known.files.map((path) => make("option", { value: path, text: path.split(/[\\/]/).slice(-2).join("/") })));
     adder.addEventListener("change", () => {
       const node = nodeOf();

@@ -1,7 +1,7 @@
 // Where a form begins: model family and training mode, presets, the first visit.
 
 import schema from "../schema.js";
-import { makeChoice } from "../common/field.js";
+import { makeChoice, shownText } from "../common/field.js";
 import { t, translated } from "../common/language.js";
 import { make } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
@@ -82,7 +82,7 @@ export function presets({ root, props, trigger, watch }) {
       picker.focus();
     };
     const rows = chosen.changes.map((change) => make("tr", {}, make("th", { scope: "row", text: translated(change.label) }),
-      make("td", { text: change.before }), make("td", { text: change.after })));
+      make("td", { text: shownText(change.before) }), make("td", { text: shownText(change.after) })));
     if (rows.length) {
       view.append(make("div", { class: "kl-scroll", tabindex: "0", role: "region", "aria-label": t`What the preset changes` },
         make("table", { class: "kl-table" }, make("thead", {}, make("tr", {}, make("th", { scope: "col", text: t`Setting` }),

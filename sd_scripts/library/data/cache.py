@@ -364,9 +364,12 @@ def _reason(what: What, before: Facts, now: Facts) -> str:
 
 def tell(what: What, reasons: Counter[str]) -> list[str]:
     """Sentences about what is encoded again; nothing about what is new."""
-    thing = {
-        "latents": ("image is", "images are"),
-        "text": ("caption is", "captions are"),
-        "instructions": ("instruction is", "instructions are"),
-    }[what]
-    return [f"{count} {thing[count != 1]} encoded again: {reason}" for reason, count in sorted(reasons.items()) if reason]
+
+    def sentence(count: int, reason: str) -> str:
+        return {
+            "latents": f"{count} {'image is' if count == 1 else 'images are'} encoded again: {reason}",
+            "text": f"{count} {'caption is' if count == 1 else 'captions are'} encoded again: {reason}",
+            "instructions": f"{count} {'instruction is' if count == 1 else 'instructions are'} encoded again: {reason}",
+        }[what]
+
+    return [sentence(count, reason) for reason, count in sorted(reasons.items()) if reason]
