@@ -488,3 +488,22 @@ def test_a_studio_killed_and_started_again_loses_nothing(place: Any, studios: Ca
         expect(page.locator(".kl-answer")).to_contain_text(f"{elsewhere.name} was asked to stop")
     finally:
         supervisor.stop(elsewhere, grace_seconds=0)
+
+
+def test_lists_of_choices_look_like_ones_and_sizes_of_files_stand_in_one_column(place: Any, visit: Callable[..., Any]) -> None:
+    page = visit(place[0].url).page
+    (next(path for path in place[0].output_dir.glob("*") if path.name.endswith("whole")) / "whole.safetensors").write_bytes(b"no model")
+    runs_tab(page, "whole")
+    expect(page.locator("#kl-runs .kr-files .kr-button")).to_be_visible()
+    plain = (
+        "nodes => nodes.filter(node => node.checkVisibility() && getComputedStyle(node).appearance === 'none').map(node => node.outerHTML)"
+    )
+    assert page.locator("select").evaluate_all(plain) == []
+    files = page.locator("#kl-runs .kr-files li")
+    edges = "nodes => nodes.map(node => Math.round(node.querySelector('.kr-size').getBoundingClientRect().right))"
+    assert files.count() > 1 and files.locator(".kr-button").count() < files.count()
+    assert len(set(files.evaluate_all(edges))) == 1
+    page.set_viewport_size({"width": 390, "height": 844})
+    apart = """nodes => nodes.map(node => [...node.children].map(each => each.getBoundingClientRect())).every(([name, size, button]) =>
+      size.top >= name.bottom - 1 && (!button || button.left >= name.right))"""
+    assert files.evaluate_all(apart) and page.evaluate("document.documentElement.scrollWidth") <= 390

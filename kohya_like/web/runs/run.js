@@ -98,7 +98,7 @@ export class RunView {
     this.matrix = new Matrix(compact);
     this.draw = new Draw(compact);
     this.console = new Console();
-    this.files = make("section", { class: "kr-files", "aria-label": "Files", hidden: true }, make("h3", { text: "Files" }));
+    this.files = make("section", { class: "kr-files", "aria-label": t`Files`, hidden: true }, make("h3", { text: t`Files` }));
     this.fileList = make("ul");
     this.files.append(this.fileList);
     this.actions = this.buttons();
