@@ -117,9 +117,13 @@ class Section(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        for name, text in _texts(cls.__module__).get(cls.__qualname__, {}).items():
-            if name in cls.model_fields:
-                cls.model_fields[name].description = text
+        """An option that a section changes without a text of its own keeps the text of the section that this one extends."""
+        own, above = (
+            _texts(cls.__module__).get(cls.__qualname__, {}),
+            [base.model_fields for base in cls.__mro__[1:] if issubclass(base, Section)],
+        )
+        for name, field in cls.model_fields.items():
+            field.description = own.get(name) or field.description or next((seen[name].description for seen in above if name in seen), None)
 
 
 class Options(BaseModel):

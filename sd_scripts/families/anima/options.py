@@ -4,22 +4,24 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from sd_scripts.families.common.transformer_options import LanguageModelOptions, transformer_runs
 from sd_scripts.schema.fields import NotNegative, Positive, Show
-from sd_scripts.schema.memory import FullMemoryOptions
-from sd_scripts.schema.model import EncoderDevicesOptions, FewStepModelOptions, file_name
-from sd_scripts.schema.network import BlocksNetworkOptions, TransformerFullOptions
+from sd_scripts.schema.model import EncoderDevicesOptions, FewStepModelOptions
+from sd_scripts.schema.network import BlocksNetworkOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions
-from sd_scripts.schema.optimizer import FullOptimizerOptions
-from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
+from sd_scripts.schema.output import AdapterOutputOptions
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import SampleOptions
 
+from .facts import FACTS
 
-class AnimaModelOptions(FewStepModelOptions, EncoderDevicesOptions):
+
+class AnimaModelOptions(LanguageModelOptions, FewStepModelOptions, EncoderDevicesOptions):
     """The Anima base model: Base is made to be trained, Aesthetic and Turbo to draw with."""
 
     grid: ClassVar[int] = 16
     latent_side: ClassVar[int] = 8
+    model_type: ClassVar[str] = "anima"
 
     vae: Annotated[str | None, Show(kind="file")] = None
     """The VAE (Qwen-Image's): a .safetensors file, a diffusers folder or a hub id; None takes the one that comes with the base model."""
@@ -31,12 +33,6 @@ class AnimaModelOptions(FewStepModelOptions, EncoderDevicesOptions):
     id; None takes the one of the base model, also in a single file. It stays as it is in training."""
     max_token_length: Annotated[int, Field(ge=16, le=512)] = 512
     """Tokens of a caption that are read, of Qwen3's and of T5's."""
-    text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
-    """Hold the text encoder in 8 bits, which halves its memory while captions are encoded."""
-
-    def header_values(self) -> dict[str, object]:
-        """See ModelOptions."""
-        return {"model_type": "anima", "max_token_length": self.max_token_length, "vae_name": file_name(self.vae)}
 
 
 class AnimaNetworkOptions(BlocksNetworkOptions):
@@ -84,28 +80,4 @@ class _AnimaRun(RunOptions):
     samples: AnimaSampleOptions = AnimaSampleOptions()
 
 
-class AnimaNetwork(_AnimaRun):
-    """LoRA and its relatives on Anima."""
-
-    method: ClassVar[str] = "network"
-    script: ClassVar[str] = "anima_train_network.py"
-    label: ClassVar[str] = "Anima LoRA"
-
-    network: AnimaNetworkOptions = AnimaNetworkOptions()
-    output: AnimaAdapterOutputOptions = AnimaAdapterOutputOptions()
-
-
-class AnimaFull(_AnimaRun):
-    """DreamBooth and fine-tuning of Anima."""
-
-    method: ClassVar[str] = "full"
-    script: ClassVar[str] = "anima_train.py"
-    label: ClassVar[str] = "Anima DreamBooth and fine-tuning"
-
-    network: TransformerFullOptions = TransformerFullOptions()
-    optimizer: FullOptimizerOptions = FullOptimizerOptions()
-    memory: FullMemoryOptions = FullMemoryOptions()
-    output: ModelOutputOptions = ModelOutputOptions()
-
-
-RUNS: tuple[type[RunOptions], ...] = (AnimaNetwork, AnimaFull)
+RUNS = transformer_runs(_AnimaRun, FACTS.label, AnimaAdapterOutputOptions, AnimaNetworkOptions)

@@ -4,15 +4,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from sd_scripts.families.common.transformer_options import UnsizedObjectiveOptions, transformer_runs
 from sd_scripts.schema.fields import NotNegative, Positive, Show
-from sd_scripts.schema.memory import FullMemoryOptions
 from sd_scripts.schema.model import BaseModelOptions, file_name
-from sd_scripts.schema.network import BlocksNetworkOptions, TransformerFullOptions
-from sd_scripts.schema.objective import FlowObjectiveOptions
-from sd_scripts.schema.optimizer import FullOptimizerOptions
-from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
+from sd_scripts.schema.output import AdapterOutputOptions
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import FlowSampleOptions
+
+from .facts import FACTS
 
 
 class ChromaModelOptions(BaseModelOptions):
@@ -36,12 +35,10 @@ class ChromaModelOptions(BaseModelOptions):
         return {"model_type": "chroma"} | ({"vae_name": file_name(self.ae)} if self.ae else {})
 
 
-class ChromaFlowObjectiveOptions(FlowObjectiveOptions):
+class ChromaFlowObjectiveOptions(UnsizedObjectiveOptions):
     """The training objective of Chroma."""
 
     timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "mode", "sigma"] = "sigmoid"
-    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
-    discrete_flow_shift; mode (mode_scale); sigma = uniform shifted by discrete_flow_shift."""
     discrete_flow_shift: Positive = 1.0
     """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times. 1 is the model's
     own."""
@@ -50,8 +47,6 @@ class ChromaFlowObjectiveOptions(FlowObjectiveOptions):
 class ChromaSampleOptions(FlowSampleOptions):
     """Previews of a Chroma model."""
 
-    sample_steps: Annotated[int, Field(ge=1, le=1000)] = 28
-    """Denoising steps of a preview without --s."""
     sample_cfg_scale: NotNegative = 4.0
     """Guidance scale of a preview without --l, with the negative prompt; 1 turns it off, above 1 doubles the time."""
 
@@ -72,28 +67,4 @@ class _ChromaRun(RunOptions):
     samples: ChromaSampleOptions = ChromaSampleOptions()
 
 
-class ChromaNetwork(_ChromaRun):
-    """LoRA and its relatives on Chroma."""
-
-    method: ClassVar[str] = "network"
-    script: ClassVar[str] = "chroma_train_network.py"
-    label: ClassVar[str] = "Chroma LoRA"
-
-    network: BlocksNetworkOptions = BlocksNetworkOptions()
-    output: ChromaAdapterOutputOptions = ChromaAdapterOutputOptions()
-
-
-class ChromaFull(_ChromaRun):
-    """DreamBooth and fine-tuning of Chroma."""
-
-    method: ClassVar[str] = "full"
-    script: ClassVar[str] = "chroma_train.py"
-    label: ClassVar[str] = "Chroma DreamBooth and fine-tuning"
-
-    network: TransformerFullOptions = TransformerFullOptions()
-    optimizer: FullOptimizerOptions = FullOptimizerOptions()
-    memory: FullMemoryOptions = FullMemoryOptions()
-    output: ModelOutputOptions = ModelOutputOptions()
-
-
-RUNS: tuple[type[RunOptions], ...] = (ChromaNetwork, ChromaFull)
+RUNS = transformer_runs(_ChromaRun, FACTS.label, ChromaAdapterOutputOptions)

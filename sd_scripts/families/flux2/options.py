@@ -4,23 +4,25 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from sd_scripts.families.common.transformer_options import LanguageModelOptions, ReferenceModelOptions, transformer_runs
 from sd_scripts.schema.dataset import PairDatasetOptions
 from sd_scripts.schema.fields import NotNegative, Positive, Show, Side
-from sd_scripts.schema.memory import FullMemoryOptions
-from sd_scripts.schema.model import MAX_CONTROLS, Controls, FewStepModelOptions, file_name
-from sd_scripts.schema.network import BlocksNetworkOptions, TransformerFullOptions
+from sd_scripts.schema.model import MAX_CONTROLS, Controls, FewStepModelOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions, SizeShift
-from sd_scripts.schema.optimizer import FullOptimizerOptions
-from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
+from sd_scripts.schema.output import AdapterOutputOptions
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import EditSampleOptions
 
+from .facts import FACTS
 
-class Flux2ModelOptions(FewStepModelOptions):
+
+class Flux2ModelOptions(ReferenceModelOptions, LanguageModelOptions, FewStepModelOptions):
     """The FLUX.2 Klein base model, 4B (Apache-2.0) or 9B (non-commercial): text to image, and editing with reference images."""
 
     grid: ClassVar[int] = 16
     latent_side: ClassVar[int] = 16
+    model_type: ClassVar[str] = "flux_2"
+    own_controls: ClassVar[Controls] = Controls(0, MAX_CONTROLS, FACTS.label)
 
     vae: Annotated[str | None, Show(kind="file")] = None
     """The VAE (FLUX.2's): flux2-vae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""
@@ -33,22 +35,6 @@ class Flux2ModelOptions(FewStepModelOptions):
     control_resolution: Annotated[Side | None, Show(unit="px")] = None
     """Reference images are given to the VAE at about the area of a square of this side, each in its own aspect ratio; in previews smaller
     ones stay as they are. None takes 1024; less saves memory and time."""
-    text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
-    """Hold the text encoder in 8 bits, which halves its memory while captions are encoded."""
-
-    @property
-    def controls(self) -> Controls:
-        """See ModelOptions."""
-        return Controls(0, MAX_CONTROLS, "FLUX.2 Klein")
-
-    @property
-    def control_side(self) -> int | None:
-        """See ModelOptions."""
-        return self.control_resolution
-
-    def header_values(self) -> dict[str, object]:
-        """See ModelOptions."""
-        return {"model_type": "flux_2", "max_token_length": self.max_token_length, "vae_name": file_name(self.vae)}
 
 
 class Flux2FlowObjectiveOptions(FlowObjectiveOptions):
@@ -62,7 +48,6 @@ class Flux2FlowObjectiveOptions(FlowObjectiveOptions):
     discrete_flow_shift; flux2_shift = sigmoid shifted by the image's size, as FLUX.2 is sampled in 50 steps; mode (mode_scale); sigma =
     uniform shifted by discrete_flow_shift."""
     discrete_flow_shift: Positive = 3.0
-    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times."""
 
 
 class Flux2SampleOptions(EditSampleOptions):
@@ -93,28 +78,4 @@ class _Flux2Run(RunOptions):
     samples: Flux2SampleOptions = Flux2SampleOptions()
 
 
-class Flux2Network(_Flux2Run):
-    """LoRA and its relatives on FLUX.2 Klein."""
-
-    method: ClassVar[str] = "network"
-    script: ClassVar[str] = "flux2_train_network.py"
-    label: ClassVar[str] = "FLUX.2 Klein LoRA"
-
-    network: BlocksNetworkOptions = BlocksNetworkOptions()
-    output: Flux2AdapterOutputOptions = Flux2AdapterOutputOptions()
-
-
-class Flux2Full(_Flux2Run):
-    """DreamBooth and fine-tuning of FLUX.2 Klein."""
-
-    method: ClassVar[str] = "full"
-    script: ClassVar[str] = "flux2_train.py"
-    label: ClassVar[str] = "FLUX.2 Klein DreamBooth and fine-tuning"
-
-    network: TransformerFullOptions = TransformerFullOptions()
-    optimizer: FullOptimizerOptions = FullOptimizerOptions()
-    memory: FullMemoryOptions = FullMemoryOptions()
-    output: ModelOutputOptions = ModelOutputOptions()
-
-
-RUNS: tuple[type[RunOptions], ...] = (Flux2Network, Flux2Full)
+RUNS = transformer_runs(_Flux2Run, FACTS.label, Flux2AdapterOutputOptions)

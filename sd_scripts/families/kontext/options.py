@@ -2,38 +2,27 @@
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field
-
 from sd_scripts.families.common.clip_t5_options import ClipT5ModelOptions, ClipT5ObjectiveOptions, FluxAdapterOutputOptions
+from sd_scripts.families.common.transformer_options import ReferenceModelOptions, transformer_runs
 from sd_scripts.schema.dataset import PairDatasetOptions
 from sd_scripts.schema.fields import NotNegative, Show, Side
-from sd_scripts.schema.memory import FullMemoryOptions
 from sd_scripts.schema.model import Controls, file_name
-from sd_scripts.schema.network import BlocksNetworkOptions, TransformerFullOptions
-from sd_scripts.schema.optimizer import FullOptimizerOptions
-from sd_scripts.schema.output import ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import EditSampleOptions
+
+from .facts import FACTS
 
 MAX_REFERENCES = 1
 
 
-class KontextModelOptions(ClipT5ModelOptions):
+class KontextModelOptions(ReferenceModelOptions, ClipT5ModelOptions):
     """The FLUX.1 Kontext base model, which edits an image as it is told, or draws from text alone."""
+
+    own_controls: ClassVar[Controls] = Controls(0, MAX_REFERENCES, FACTS.label)
 
     control_resolution: Annotated[Side | None, Show(unit="px")] = None
     """The reference image is given to the VAE at about the area of a square of this side, in its own aspect ratio. None takes 1024, what
     the model was trained with; less saves memory and time."""
-
-    @property
-    def controls(self) -> Controls:
-        """See ModelOptions."""
-        return Controls(0, MAX_REFERENCES, "FLUX.1 Kontext")
-
-    @property
-    def control_side(self) -> int | None:
-        """See ModelOptions."""
-        return self.control_resolution
 
     def header_values(self) -> dict[str, object]:
         """See ModelOptions."""
@@ -48,8 +37,6 @@ class KontextSampleOptions(EditSampleOptions):
     sample_prompts: Annotated[str, Show(basic=True, kind="text")] = ""
     """Prompts, one a line, or the path of a .txt, .toml or .json file. kohya's flags work: --w --h --d (seed) --l (CFG) --s (steps) --n
     (negative) --g (embedded guidance) --ci (control image). Empty makes no previews."""
-    sample_steps: Annotated[int, Field(ge=1, le=1000)] = 28
-    """Denoising steps of a preview without --s."""
     sample_cfg_scale: NotNegative = 1.0
     """True guidance scale of a preview without --l, with the negative prompt; 1 turns it off, as the model is meant, above 1 doubles the
     time."""
@@ -70,28 +57,4 @@ class _KontextRun(RunOptions):
     samples: KontextSampleOptions = KontextSampleOptions()
 
 
-class KontextNetwork(_KontextRun):
-    """LoRA and its relatives on FLUX.1 Kontext."""
-
-    method: ClassVar[str] = "network"
-    script: ClassVar[str] = "kontext_train_network.py"
-    label: ClassVar[str] = "FLUX.1 Kontext LoRA"
-
-    network: BlocksNetworkOptions = BlocksNetworkOptions()
-    output: FluxAdapterOutputOptions = FluxAdapterOutputOptions()
-
-
-class KontextFull(_KontextRun):
-    """Fine-tuning of FLUX.1 Kontext."""
-
-    method: ClassVar[str] = "full"
-    script: ClassVar[str] = "kontext_train.py"
-    label: ClassVar[str] = "FLUX.1 Kontext DreamBooth and fine-tuning"
-
-    network: TransformerFullOptions = TransformerFullOptions()
-    optimizer: FullOptimizerOptions = FullOptimizerOptions()
-    memory: FullMemoryOptions = FullMemoryOptions()
-    output: ModelOutputOptions = ModelOutputOptions()
-
-
-RUNS: tuple[type[RunOptions], ...] = (KontextNetwork, KontextFull)
+RUNS = transformer_runs(_KontextRun, FACTS.label, FluxAdapterOutputOptions)

@@ -4,22 +4,23 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from sd_scripts.families.common.transformer_options import LanguageModelOptions, transformer_runs
 from sd_scripts.schema.fields import NotNegative, Positive, Show
-from sd_scripts.schema.memory import FullMemoryOptions
-from sd_scripts.schema.model import EncoderDevicesOptions, FewStepModelOptions, file_name
-from sd_scripts.schema.network import BlocksNetworkOptions, TransformerFullOptions
+from sd_scripts.schema.model import EncoderDevicesOptions, FewStepModelOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions, SizeShift
-from sd_scripts.schema.optimizer import FullOptimizerOptions
-from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
+from sd_scripts.schema.output import AdapterOutputOptions
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import FlowSampleOptions
 
+from .facts import FACTS
 
-class Krea2ModelOptions(FewStepModelOptions, EncoderDevicesOptions):
+
+class Krea2ModelOptions(LanguageModelOptions, FewStepModelOptions, EncoderDevicesOptions):
     """The Krea 2 base model: Raw is trained, and Turbo, distilled from it, draws with what was trained."""
 
     grid: ClassVar[int] = 16
     latent_side: ClassVar[int] = 8
+    model_type: ClassVar[str] = "krea_2"
 
     vae: Annotated[str | None, Show(kind="file")] = None
     """The VAE (Qwen-Image's): a .safetensors file, a diffusers folder or a hub id; None takes the one that comes with the base model."""
@@ -28,12 +29,6 @@ class Krea2ModelOptions(FewStepModelOptions, EncoderDevicesOptions):
     base model."""
     max_token_length: Annotated[int, Field(ge=16, le=4096)] = 512
     """Tokens of a caption that are read, with the five of the template behind it."""
-    text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
-    """Hold the text encoder in 8 bits, which halves its memory while captions are encoded."""
-
-    def header_values(self) -> dict[str, object]:
-        """See ModelOptions."""
-        return {"model_type": "krea_2", "max_token_length": self.max_token_length, "vae_name": file_name(self.vae)}
 
 
 class Krea2FlowObjectiveOptions(FlowObjectiveOptions):
@@ -47,7 +42,6 @@ class Krea2FlowObjectiveOptions(FlowObjectiveOptions):
     discrete_flow_shift; krea2_shift = sigmoid shifted by the image's size, as the model is sampled; mode (mode_scale); sigma = uniform
     shifted by discrete_flow_shift."""
     discrete_flow_shift: Positive = 2.2
-    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times."""
 
 
 class Krea2SampleOptions(FlowSampleOptions):
@@ -76,28 +70,4 @@ class _Krea2Run(RunOptions):
     samples: Krea2SampleOptions = Krea2SampleOptions()
 
 
-class Krea2Network(_Krea2Run):
-    """LoRA and its relatives on Krea 2."""
-
-    method: ClassVar[str] = "network"
-    script: ClassVar[str] = "krea2_train_network.py"
-    label: ClassVar[str] = "Krea 2 LoRA"
-
-    network: BlocksNetworkOptions = BlocksNetworkOptions()
-    output: Krea2AdapterOutputOptions = Krea2AdapterOutputOptions()
-
-
-class Krea2Full(_Krea2Run):
-    """DreamBooth and fine-tuning of Krea 2."""
-
-    method: ClassVar[str] = "full"
-    script: ClassVar[str] = "krea2_train.py"
-    label: ClassVar[str] = "Krea 2 DreamBooth and fine-tuning"
-
-    network: TransformerFullOptions = TransformerFullOptions()
-    optimizer: FullOptimizerOptions = FullOptimizerOptions()
-    memory: FullMemoryOptions = FullMemoryOptions()
-    output: ModelOutputOptions = ModelOutputOptions()
-
-
-RUNS: tuple[type[RunOptions], ...] = (Krea2Network, Krea2Full)
+RUNS = transformer_runs(_Krea2Run, FACTS.label, Krea2AdapterOutputOptions)

@@ -118,7 +118,6 @@ class QwenImageSampleOptions(EditSampleOptions):
     """
 
     sample_steps: Annotated[int, Field(ge=1, le=1000)] = 20
-    """Denoising steps of a preview without --s."""
     sample_cfg_scale: NotNegative = 4.0
     """True guidance scale of a preview without --l, with the negative prompt; 1 turns it off, above 1 doubles the time."""
 

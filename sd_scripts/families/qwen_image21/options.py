@@ -4,23 +4,25 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from sd_scripts.families.common.transformer_options import LanguageModelOptions, ReferenceModelOptions, transformer_runs
 from sd_scripts.schema.dataset import PairDatasetOptions
 from sd_scripts.schema.fields import NotNegative, Positive, Show, Side
-from sd_scripts.schema.memory import FullMemoryOptions
-from sd_scripts.schema.model import MAX_CONTROLS, Controls, EncoderDevicesOptions, FewStepModelOptions, file_name
-from sd_scripts.schema.network import BlocksNetworkOptions, TransformerFullOptions
+from sd_scripts.schema.model import MAX_CONTROLS, Controls, EncoderDevicesOptions, FewStepModelOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions, SizeShift
-from sd_scripts.schema.optimizer import FullOptimizerOptions
-from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
+from sd_scripts.schema.output import AdapterOutputOptions
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import EditSampleOptions
 
+from .facts import FACTS
 
-class QwenImage21ModelOptions(FewStepModelOptions, EncoderDevicesOptions):
+
+class QwenImage21ModelOptions(ReferenceModelOptions, LanguageModelOptions, FewStepModelOptions, EncoderDevicesOptions):
     """The Qwen-Image-2.1 base model: text to image, and editing with reference images."""
 
     grid: ClassVar[int] = 32
     latent_side: ClassVar[int] = 16
+    model_type: ClassVar[str] = "qwen_image_21"
+    own_controls: ClassVar[Controls] = Controls(0, MAX_CONTROLS, FACTS.label)
 
     vae: Annotated[str | None, Show(kind="file")] = None
     """The VAE (Qwen-Image-2.1's, of 64 channels): a .safetensors file, a diffusers folder or a hub id; None takes the one that comes with
@@ -33,22 +35,6 @@ class QwenImage21ModelOptions(FewStepModelOptions, EncoderDevicesOptions):
     control_resolution: Annotated[Side | None, Show(unit="px")] = None
     """Reference images are shown to the VAE and to the text encoder at about the area of a square of this side, each in its own aspect
     ratio. None takes 1024; less saves memory and time."""
-    text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
-    """Hold the text encoder in 8 bits, which halves its memory while captions are encoded."""
-
-    @property
-    def controls(self) -> Controls:
-        """See ModelOptions."""
-        return Controls(0, MAX_CONTROLS, "Qwen-Image-2.1")
-
-    @property
-    def control_side(self) -> int | None:
-        """See ModelOptions."""
-        return self.control_resolution
-
-    def header_values(self) -> dict[str, object]:
-        """See ModelOptions."""
-        return {"model_type": "qwen_image_21", "max_token_length": self.max_token_length, "vae_name": file_name(self.vae)}
 
 
 class QwenImage21FlowObjectiveOptions(FlowObjectiveOptions):
@@ -62,14 +48,12 @@ class QwenImage21FlowObjectiveOptions(FlowObjectiveOptions):
     discrete_flow_shift; qwen_shift = sigmoid shifted by the image's size, as the model is sampled; mode (mode_scale); sigma = uniform
     shifted by discrete_flow_shift."""
     discrete_flow_shift: Positive = 2.2
-    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times."""
 
 
 class QwenImage21SampleOptions(EditSampleOptions):
     """Previews of a Qwen-Image-2.1 model, shifted by the image's size unless a scheduler is chosen."""
 
     sample_steps: Annotated[int, Field(ge=1, le=1000)] = 40
-    """Denoising steps of a preview without --s."""
     sample_cfg_scale: NotNegative = 1.0
     """Guidance scale of a preview without --l, with the negative prompt; 1 turns it off, as the published model is drawn, above 1 doubles
     the time."""
@@ -93,28 +77,4 @@ class _QwenImage21Run(RunOptions):
     samples: QwenImage21SampleOptions = QwenImage21SampleOptions()
 
 
-class QwenImage21Network(_QwenImage21Run):
-    """LoRA and its relatives on Qwen-Image-2.1."""
-
-    method: ClassVar[str] = "network"
-    script: ClassVar[str] = "qwen_image21_train_network.py"
-    label: ClassVar[str] = "Qwen-Image-2.1 LoRA"
-
-    network: BlocksNetworkOptions = BlocksNetworkOptions()
-    output: QwenImage21AdapterOutputOptions = QwenImage21AdapterOutputOptions()
-
-
-class QwenImage21Full(_QwenImage21Run):
-    """DreamBooth and fine-tuning of Qwen-Image-2.1."""
-
-    method: ClassVar[str] = "full"
-    script: ClassVar[str] = "qwen_image21_train.py"
-    label: ClassVar[str] = "Qwen-Image-2.1 DreamBooth and fine-tuning"
-
-    network: TransformerFullOptions = TransformerFullOptions()
-    optimizer: FullOptimizerOptions = FullOptimizerOptions()
-    memory: FullMemoryOptions = FullMemoryOptions()
-    output: ModelOutputOptions = ModelOutputOptions()
-
-
-RUNS: tuple[type[RunOptions], ...] = (QwenImage21Network, QwenImage21Full)
+RUNS = transformer_runs(_QwenImage21Run, FACTS.label, QwenImage21AdapterOutputOptions)

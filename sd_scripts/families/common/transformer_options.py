@@ -1,0 +1,91 @@
+"""Options of families whose model is a transformer with its companions, and their kinds of run. Loads no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import create_model
+
+from sd_scripts.schema.fields import Show, Side
+from sd_scripts.schema.memory import FullMemoryOptions
+from sd_scripts.schema.model import BaseModelOptions, Controls, file_name
+from sd_scripts.schema.network import BlocksNetworkOptions, TransformerFullOptions
+from sd_scripts.schema.objective import FlowObjectiveOptions
+from sd_scripts.schema.optimizer import FullOptimizerOptions
+from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
+from sd_scripts.schema.runs import RunOptions
+
+
+class LanguageModelOptions(BaseModelOptions):
+    """A base model with a VAE, whose captions a large language model reads."""
+
+    model_type: ClassVar[str]
+    """What headers of saved files call it."""
+
+    vae: Annotated[str | None, Show(kind="file")] = None
+    """The VAE: a .safetensors file, a diffusers folder or a hub id; None takes the one that comes with the base model."""
+    text_encoder: Annotated[str | None, Show(kind="file")] = None
+    """The text encoder: a .safetensors file, a folder (with its tokenizer) or a hub id; None takes the one that comes with the base
+    model."""
+    max_token_length: int = 512
+    """Tokens of a caption that are read."""
+    text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
+    """Hold the text encoder in 8 bits, which halves its memory while captions are encoded."""
+
+    def header_values(self) -> dict[str, object]:
+        """See ModelOptions."""
+        return {"model_type": self.model_type, "max_token_length": self.max_token_length, "vae_name": file_name(self.vae)}
+
+
+class ReferenceModelOptions(BaseModelOptions):
+    """A base model that draws from text alone, or with reference images."""
+
+    own_controls: ClassVar[Controls]
+
+    control_resolution: Annotated[Side | None, Show(unit="px")] = None
+    """Reference images have about the area of a square of this side, each in its own aspect ratio. None takes 1024; less saves memory and
+    time."""
+
+    @property
+    def controls(self) -> Controls:
+        """See ModelOptions."""
+        return self.own_controls
+
+    @property
+    def control_side(self) -> int | None:
+        """See ModelOptions."""
+        return self.control_resolution
+
+
+class UnsizedObjectiveOptions(FlowObjectiveOptions):
+    """The training objective of a model that is shifted alike for all sizes of images."""
+
+    timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "mode", "sigma"] = "shift"
+    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
+    discrete_flow_shift; mode (mode_scale); sigma = uniform shifted by discrete_flow_shift."""
+
+
+def transformer_runs(
+    common: type[RunOptions], label: str, output: type[AdapterOutputOptions], network: type[BlocksNetworkOptions] = BlocksNetworkOptions
+) -> tuple[type[RunOptions], ...]:
+    """A family's kinds of run, an adapter and the transformer itself, with the sections of `common`; output, network: of the adapter."""
+    of_adapters = {"network": network, "output": output}
+    of_models = {
+        "network": TransformerFullOptions,
+        "optimizer": FullOptimizerOptions,
+        "memory": FullMemoryOptions,
+        "output": ModelOutputOptions,
+    }
+
+    def made(method: str, script: str, noun: str, sections: dict[str, Any]) -> type[RunOptions]:
+        fields: dict[str, Any] = {name: (section, section()) for name, section in sections.items()}
+        run: type[RunOptions] = create_model(
+            f"{common.__name__}_{method}", __base__=common, __module__=common.__module__, __doc__=f"{label}: {noun}.", **fields
+        )
+        run.method, run.script, run.label = method, f"{common.family}_{script}.py", f"{label} {noun}"
+        return run
+
+    return (
+        made("network", "train_network", "LoRA", of_adapters),
+        made("full", "train", "DreamBooth and fine-tuning", of_models),
+    )
