@@ -17,14 +17,16 @@ function put(root) {
   }
 }
 
-// A page has its tabs some time after it is loaded; those that have no room come and go with its width.
+// A page has its tabs some time after it is loaded, and its buttons some time after the row that they stand in; tabs that have no room come
+// and go with its width.
 function begin() {
   const tabs = find(document, ".tab-wrapper");
   const buttons = find(document, ".kl-buttons");
   if (!tabs || !buttons) return false;
-  put(buttons);
-  put(tabs);
-  new MutationObserver(() => put(tabs)).observe(tabs, { childList: true, subtree: true });
+  for (const place of [buttons, tabs]) {
+    put(place);
+    new MutationObserver(() => put(place)).observe(place, { childList: true, subtree: true });
+  }
   // Gradio measures again what has room.
   dispatchEvent(new Event("resize"));
   return true;
