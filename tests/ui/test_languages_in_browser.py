@@ -134,6 +134,8 @@ def test_what_has_a_translation_stays_english_in_no_tab(studios: Callable[..., A
             page.locator("#kl-runs .kr-row", has_text=name).click()
             expect(page.locator("#kl-runs .kr-title")).to_have_text(name)
             look(name)
+            if name == "whole":
+                expect(page.locator("#kl-runs .kr-legend").first).to_contain_text("roh")
         page.get_by_role("button", name="Läufe vergleichen").click()
         for name in ("whole", "shapes"):
             page.locator(".kr-row", has_text=name).locator("input").check()

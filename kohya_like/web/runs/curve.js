@@ -43,8 +43,8 @@ export class Curve extends Plot {
     const steps = column(0);
     const dots = steps.length === 1 ? 6 : 0;
     /** @type {import("./plot.js").Line[]} */
-    const lines = [{ kind: "smooth", words: "smoothed", steps, values: column(4), width: 2.4, dots }];
-    if (this.show.raw) lines.unshift({ kind: "raw", words: "raw", steps, values: column(1), width: 1, alpha: 0.45, between: [column(2), column(3)] });
+    const lines = [{ kind: "smooth", words: t`smoothed`, steps, values: column(4), width: 2.4, dots }];
+    if (this.show.raw) lines.unshift({ kind: "raw", words: t`raw`, steps, values: column(1), width: 1, alpha: 0.45, between: [column(2), column(3)] });
     if (this.validation.length) {
       const { step, loss, words } = this.lowest();
       lines.push({ kind: "validation", words, steps: this.validation.map(([at]) => at), values: this.validation.map(([, value]) => value), width: 1.5, dots: 8 });

@@ -14,12 +14,12 @@ const ROOMY = 200;
 const PARTS = [
   ["data", t`waiting for data`],
   ["work", t`forward and backward`],
-  ["optimizer", "optimizer"],
+  ["optimizer", t`optimizer`],
   ["rest", t`the rest`],
 ];
 
 function words(seconds) {
-  return seconds < 1 ? t`${figure(1000 * seconds, 3)} ms` : `${figure(seconds, 3)} s`;
+  return seconds < 1 ? t`${figure(1000 * seconds, 3)} ms` : t`${figure(seconds, 3)} s`;
 }
 
 // Rows [step, seconds of each part ...] of what the studio tells of the steps. A GPU has no clock for the data.

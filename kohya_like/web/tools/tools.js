@@ -32,8 +32,8 @@ const isTable = (value) => Array.isArray(value) && value.length > 0 && value.eve
 const isFact = (value) => value === null || typeof value !== "object" || (Array.isArray(value) && value.length === 0);
 
 function said(value) {
-  if (value === null || (Array.isArray(value) && !value.length)) return "none";
-  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (value === null || (Array.isArray(value) && !value.length)) return t`none`;
+  if (typeof value === "boolean") return value ? t`yes` : t`no`;
   if (typeof value === "number") return Number.isInteger(value) ? value.toLocaleString("en").replace(/,/g, "\u202f") : figure(value);
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
