@@ -15,11 +15,12 @@ import torch
 from diffusers import AnimaTextConditioner
 from torch import Tensor
 
-from sd_scripts.families.common import qwen_vae, structures
+from sd_scripts.families.common import structures
 from sd_scripts.families.common.comfyui_levels import FlowLevels, Graph
-from sd_scripts.families.common.double_stream import linear_layers, tiny_t5_tokenizer
+from sd_scripts.families.common.double_stream import tiny_t5_tokenizer
 from sd_scripts.families.common.qwen3 import tiny_qwen3
 from sd_scripts.families.common.qwen3vl import tell_of_cut
+from sd_scripts.families.common.qwen_vae import QwenVaeFamily, tiny_qwen_vae
 from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
 from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
@@ -32,13 +33,14 @@ from .network import AnimaTransformer
 from .options import AnimaModelOptions
 
 
-class Anima(TransformerFamily):
+class Anima(QwenVaeFamily, TransformerFamily):
     """The Anima family; see protocols.ModelFamily."""
 
     name: ClassVar[str] = "anima"
     grid: ClassVar[int] = AnimaModelOptions.grid
     loader: ClassVar[Loader] = LOADER
-    latent: ClassVar[tuple[int, int]] = (16, 8)
+    adapted: ClassVar[Mapping[str, str]] = {"backbone": r"^transformer_blocks\.", "te1": r"^layers\.", "te2": r"^blocks\."}
+    graph: ClassVar[Graph] = Graph("simple", FlowLevels(3.0))
 
     def tiny(self) -> Parts:
         """See protocols.ModelFamily."""
@@ -49,7 +51,7 @@ class Anima(TransformerFamily):
             same = {"rope_scale": (1.0, 4.0, 4.0), "extra_pos_embed_type": None}
             networks = {
                 "backbone": AnimaTransformer(mlp_ratio=2.0, **shape, **same),
-                "vae": qwen_vae.tiny_qwen_vae(),
+                "vae": tiny_qwen_vae(),
                 "te1": tiny_qwen3(words),
                 "te2": AnimaTextConditioner(32, 24, 32, 2, 2, 2.0, target_vocab_size=len(tokens), min_sequence_length=32),
             }
@@ -97,14 +99,6 @@ class Anima(TransformerFamily):
         states: Tensor = encoder(input_ids=torch.tensor([ids[:limit]], device=device), use_cache=False).last_hidden_state
         return states
 
-    def encode_images(self, parts: Parts, pixels: Tensor) -> Tensor:
-        """See qwen_vae.encode_images."""
-        return qwen_vae.encode_images(parts, pixels, self.grid)
-
-    def decode(self, parts: Parts, latents: Tensor) -> Tensor:
-        """See qwen_vae.decode."""
-        return qwen_vae.decode(parts, latents)
-
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """The network's velocity noise - x0 at canonical times t (B,); same shape as x_t (B, 16, h, w), float32.
 
@@ -122,18 +116,6 @@ class Anima(TransformerFamily):
             super().save(parts, path, save_model_as, dtype, metadata)
         else:
             save_file(parts, path, dtype, metadata)
-
-    def comfyui(self, parts: Parts) -> Graph:
-        """See ScheduledFamily."""
-        return Graph("simple", FlowLevels(3.0))
-
-    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
-        """Names of the layers that may get an adapter: every linear layer of the blocks, of Qwen3's layers and of the conditioner's."""
-        return {
-            "backbone": linear_layers(parts.backbone, lambda path: path.startswith("transformer_blocks.")),
-            "te1": linear_layers(parts.text_encoders["te1"], lambda path: path.startswith("layers.")),
-            "te2": linear_layers(parts.text_encoders["te2"], lambda path: path.startswith("blocks.")),
-        }
 
 
 FAMILY = Anima()

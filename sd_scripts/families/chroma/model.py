@@ -5,7 +5,7 @@ Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the im
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -18,7 +18,6 @@ from sd_scripts.families.common.comfyui_levels import Graph, exponential_shift
 from sd_scripts.families.common.double_stream import (
     BLOCKS,
     exact_times,
-    linear_layers,
     positions,
     t5_states,
     tiny_t5_config,
@@ -27,7 +26,7 @@ from sd_scripts.families.common.double_stream import (
 from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.common.tiny import tiny_parts, tiny_vae
 from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
-from sd_scripts.families.common.transformers import TransformerFamily, in_groups
+from sd_scripts.families.common.transformers import TransformerFamily
 from sd_scripts.library.core.protocols import Condition, Parts, dtype_of
 
 from .loading import LOADER, SPEC
@@ -40,6 +39,8 @@ class Chroma(TransformerFamily):
     name: ClassVar[str] = "chroma"
     grid: ClassVar[int] = ChromaModelOptions.grid
     loader: ClassVar[Loader] = LOADER
+    adapted: ClassVar[Mapping[str, str]] = {"backbone": BLOCKS, "te3": r"(^|\.)block\."}
+    graph: ClassVar[Graph] = Graph("beta", exponential_shift(1.15))
     latent: ClassVar[tuple[int, int]] = (16, 8)
 
     def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
@@ -80,17 +81,8 @@ class Chroma(TransformerFamily):
         texts = t5_states(parts, captions, length, masked=True, num_padding=1) if captions else []
         return [{"t5": text} for text in texts]
 
-    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
-        """The network's velocity noise - x0 at canonical times t (B,); same shape as x_t, float32.
-
-        Samples whose texts have one length go together, so that nothing is padded: diffusers' network forgets the mask of its single blocks
-        as soon as activations are computed again. Times reach their embedding in float32, whatever the precision of the network.
-        """
-        parts.bring(parts.backbone)
-        return in_groups(parts.backbone, x_t, t, conditions, lambda one: len(one["t5"]), lambda *samples: self._alike(parts, *samples))
-
-    def _alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
-        """The velocity of samples whose texts have one length."""
+    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """See TransformerFamily."""
         text = torch.stack([condition["t5"] for condition in conditions])
         dtype = dtype_of(parts.backbone)
         t = t.to(x_t.device, torch.float32)
@@ -104,17 +96,6 @@ class Chroma(TransformerFamily):
                 return_dict=False,
             )[0]
         return unpacked(prediction.float(), x_t.shape[-2], x_t.shape[-1])
-
-    def comfyui(self, parts: Parts) -> Graph:
-        """See ScheduledFamily."""
-        return Graph("beta", exponential_shift(1.15))
-
-    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
-        """Names of the layers that get an adapter by default: every linear layer of the blocks; attention and MLP of T5."""
-        return {
-            "backbone": linear_layers(parts.backbone, lambda path: path.startswith(BLOCKS)),
-            "te3": linear_layers(parts.text_encoders["te3"], lambda path: ".block." in f".{path}"),
-        }
 
 
 FAMILY = Chroma()

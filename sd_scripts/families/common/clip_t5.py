@@ -5,7 +5,7 @@ Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the im
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from sd_scripts.library.core.protocols import OnStep, Parts, Preview, dtype_of
 
 from . import structures
 from .comfyui_levels import FlowLevels, Graph, exponential_shift
-from .double_stream import BLOCKS, batched_texts, exact_times, linear_layers, positions, tiny_t5_config, tiny_t5_tokenizer
+from .double_stream import BLOCKS, batched_texts, exact_times, positions, tiny_t5_config, tiny_t5_tokenizer
 from .packing import packed, unpacked
 from .tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_parts, tiny_vae
 from .transformers import TransformerFamily
@@ -28,6 +28,7 @@ class ClipT5Family(TransformerFamily):
     """See protocols.ModelFamily and PublishedFamily."""
 
     latent: ClassVar[tuple[int, int]] = (16, 8)
+    adapted: ClassVar[Mapping[str, str]] = {"backbone": BLOCKS, "te1": r"(^|\.)layers\.", "te3": r"(^|\.)block\."}
 
     def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
         """What T5 makes of texts with their padding, or CLIP of a chunk; see protocols.ModelFamily."""
@@ -35,17 +36,6 @@ class ClipT5Family(TransformerFamily):
         if name == "te1":
             return structures.read_clip(encoder, batch)
         return structures.read(encoder, batch, parts.settings["t5xxl_max_token_length"])
-
-    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
-        """Names of the layers that get an adapter by default, by module name; conv changes nothing, there are no convolutions.
-
-        backbone: every linear layer of the double and single blocks. te1, te3: attention and MLP.
-        """
-        targets = {"backbone": linear_layers(parts.backbone, lambda path: path.startswith(BLOCKS))}
-        for name, encoder in parts.text_encoders.items():
-            inside = ".block." if name == "te3" else ".layers."
-            targets[name] = [path for path in linear_layers(encoder, lambda _: True) if inside in f".{path}"]
-        return targets
 
     def comfyui(self, parts: Parts) -> Graph:
         """Models that are told a guidance scale are shifted by e^1.15 for all sizes, the others not at all; see ScheduledFamily."""

@@ -1,11 +1,11 @@
-"""What transformers with double and single blocks share: texts of T5, positions of tokens, times in full precision, names of layers.
+"""What transformers with double and single blocks share: texts of T5, positions of tokens, times in full precision.
 
 Shapes: B samples, h w latent sides, N = h/2 * w/2 image tokens, L text tokens, D text width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,8 @@ from transformers import T5Config, T5Tokenizer
 
 from sd_scripts.library.core.protocols import Parts, dtype_of
 
-BLOCKS = ("transformer_blocks.", "single_transformer_blocks.")
+BLOCKS = r"^(single_)?transformer_blocks\."
+"""A regular expression for names of layers."""
 TEXT_STEP = 64
 """Texts of a batch with padding hidden are padded to a multiple of this many tokens, so that few lengths occur."""
 
@@ -81,11 +82,6 @@ def exact_times(transformer: nn.Module, t: Tensor, guidance: Tensor | None) -> I
     finally:
         for handle in handles:
             handle.remove()
-
-
-def linear_layers(module: nn.Module, wanted: Callable[[str], bool]) -> list[str]:
-    """Names of the linear layers that are wanted, in the order of the module."""
-    return [path for path, layer in module.named_modules() if isinstance(layer, nn.Linear) and wanted(path)]
 
 
 def tiny_t5_tokenizer() -> T5Tokenizer:

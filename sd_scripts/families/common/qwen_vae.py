@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from diffusers import AutoencoderKLQwenImage
@@ -19,6 +19,7 @@ from sd_scripts.library.loading.common import PartSpec
 from .images import in_tiles, posterior_mean
 from .original_unet import Stored
 from .qwen_vae_signs import VAE
+from .scheduled import ScheduledFamily
 
 _RESIDUAL = {"norm1": "residual.0", "conv1": "residual.2", "norm2": "residual.3", "conv2": "residual.6", "conv_shortcut": "shortcut"}
 _VAE_ENDS = {
@@ -60,26 +61,30 @@ def _layout(config: Mapping[str, Any]) -> Callable[[str], Stored]:
 QWEN_VAE_PART = PartSpec("vae", "AutoencoderKLQwenImage", AutoencoderKLQwenImage.from_config, _layout, ("vae.",), (VAE,))
 
 
-@torch.no_grad()
-def encode_images(parts: Parts, pixels: Tensor, grid: int) -> Tensor:
-    """Scaled latents of RGB images: (B, 3, H, W) in [-1, 1] -> (B, 16, H/8, W/8) float32; the mean of the posterior.
+class QwenVaeFamily(ScheduledFamily):
+    """What families do with it; see protocols.ModelFamily."""
 
-    Raises ValueError for sides off the grid.
-    """
-    latents = posterior_mean(parts, pixels[:, :, None], grid)[:, :, 0]
-    mean, std = _statistics(parts, latents)
-    return (latents - mean) / std
+    latent: ClassVar[tuple[int, int]] = (16, 8)
 
+    @torch.no_grad()
+    def encode_images(self, parts: Parts, pixels: Tensor) -> Tensor:
+        """Scaled latents of RGB images: (B, 3, H, W) in [-1, 1] -> (B, 16, H/8, W/8) float32; the mean of the posterior.
 
-@torch.no_grad()
-def decode(parts: Parts, latents: Tensor) -> Tensor:
-    """Images of scaled latents: (B, 16, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""
-    device, dtype = parts.bring(parts.vae), dtype_of(parts.vae)
-    latents = latents.to(device).float()
-    mean, std = _statistics(parts, latents)
-    with torch.autocast(device.type, enabled=False), in_tiles(parts):
-        pixels = parts.vae.decode((latents / (1.0 / std) + mean).to(dtype)[:, :, None], return_dict=False)[0][:, :, 0]
-    return pixels.float().clamp(-1, 1)
+        Raises ValueError for sides off the grid.
+        """
+        latents = posterior_mean(parts, pixels[:, :, None], self.grid)[:, :, 0]
+        mean, std = _statistics(parts, latents)
+        return (latents - mean) / std
+
+    @torch.no_grad()
+    def decode(self, parts: Parts, latents: Tensor) -> Tensor:
+        """Images of scaled latents: (B, 16, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""
+        device, dtype = parts.bring(parts.vae), dtype_of(parts.vae)
+        latents = latents.to(device).float()
+        mean, std = _statistics(parts, latents)
+        with torch.autocast(device.type, enabled=False), in_tiles(parts):
+            pixels = parts.vae.decode((latents / (1.0 / std) + mean).to(dtype)[:, :, None], return_dict=False)[0][:, :, 0]
+        return pixels.float().clamp(-1, 1)
 
 
 def _statistics(parts: Parts, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,8 @@ class ScheduledFamily(ImageFamily):
 
     latent: ClassVar[tuple[int, int]]
     """Channels of a latent of the published models, and how many pixels it is wide."""
+    graph: ClassVar[Graph] = Graph("auto")
+    """How the published models are usually drawn with in ComfyUI; their own levels where that is not known."""
 
     def latent_in(self, parts: Parts) -> tuple[int, int]:
         """The same of this model."""
@@ -70,8 +72,8 @@ class ScheduledFamily(ImageFamily):
         """See ModelFamily."""
 
     def comfyui(self, parts: Parts) -> Graph:
-        """How the model is usually drawn with in ComfyUI; its own levels where that is not known."""
-        return Graph("auto")
+        """The same of this model."""
+        return self.graph
 
     def mu(self, parts: Parts, num_tokens: int, steps: int) -> float | None:
         """The logarithm of the shift for images of so many tokens; None where the scheduler's configuration says it."""

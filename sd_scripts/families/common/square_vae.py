@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from diffusers import AutoencoderKLFlux2
@@ -20,6 +20,7 @@ from sd_scripts.library.loading.common import BASE, Base
 from . import original_unet as original
 from .images import pixels_of, posterior_mean
 from .original_unet import Stored
+from .scheduled import ScheduledFamily
 from .square_vae_signs import VAE
 from .transformer_loading import AUTOENCODER
 
@@ -44,19 +45,27 @@ def square_problems(base: Base) -> list[str]:
     return [] if takes == makes else [f"{BASE}: the transformer takes {takes} numbers a token, but 2 x 2 latents are {makes}"]
 
 
-@torch.no_grad()
-def encode_images(parts: Parts, pixels: Tensor, grid: int) -> Tensor:
-    """Normalised latents of RGB images: (B, 3, H, W) in [-1, 1] -> (B, 128, H/16, W/16) float32; the mean of the posterior."""
-    latents = pixel_unshuffle(posterior_mean(parts, pixels, grid), 2)
-    mean, deviation = _statistics(parts, latents)
-    return (latents - mean) / deviation
+class SquareVaeFamily(ScheduledFamily):
+    """What families do with it; see protocols.ModelFamily."""
 
+    latent: ClassVar[tuple[int, int]] = (128, 16)
 
-@torch.no_grad()
-def decode(parts: Parts, latents: Tensor) -> Tensor:
-    """Images of normalised latents: (B, 128, h, w) -> (B, 3, 16h, 16w) in [-1, 1], float32."""
-    mean, deviation = _statistics(parts, latents)
-    return pixels_of(parts, pixel_shuffle(latents.float() * deviation + mean, 2))
+    @torch.no_grad()
+    def encode_images(self, parts: Parts, pixels: Tensor) -> Tensor:
+        """Normalised latents of RGB images: (B, 3, H, W) in [-1, 1] -> (B, 128, H/16, W/16) float32; the mean of the posterior."""
+        latents = pixel_unshuffle(posterior_mean(parts, pixels, self.grid), 2)
+        mean, deviation = _statistics(parts, latents)
+        return (latents - mean) / deviation
+
+    @torch.no_grad()
+    def decode(self, parts: Parts, latents: Tensor) -> Tensor:
+        """Images of normalised latents: (B, 128, h, w) -> (B, 3, 16h, 16w) in [-1, 1], float32."""
+        mean, deviation = _statistics(parts, latents)
+        return pixels_of(parts, pixel_shuffle(latents.float() * deviation + mean, 2))
+
+    def latent_in(self, parts: Parts) -> tuple[int, int]:
+        """Numbers of a square of 2 x 2 latents, and pixels along its side."""
+        return 4 * parts.vae.config.latent_channels, 16
 
 
 def _statistics(parts: Parts, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,11 +73,6 @@ def _statistics(parts: Parts, like: Tensor) -> tuple[Tensor, Tensor]:
     known = parts.vae.bn
     mean, variance = (row.to(like.device, torch.float32).view(1, -1, 1, 1) for row in (known.running_mean, known.running_var))
     return mean, (variance + parts.vae.config.batch_norm_eps).sqrt()
-
-
-def latent_in(parts: Parts) -> tuple[int, int]:
-    """Numbers of a square of 2 x 2 latents, and pixels along its side."""
-    return 4 * parts.vae.config.latent_channels, 16
 
 
 def tiny_square_vae() -> AutoencoderKLFlux2:

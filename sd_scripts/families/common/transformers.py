@@ -5,6 +5,7 @@ Shapes: B samples, C latent channels, h w latent sides, H W the image's in pixel
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,8 @@ class TransformerFamily(ScheduledFamily):
 
     loader: ClassVar[Loader]
     separate_texts: ClassVar[bool] = False
+    adapted: ClassVar[Mapping[str, str]]
+    """Regular expressions for names of linear layers that get an adapter by default, by the name of the network."""
 
     def load(self, options: Any, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """See Loader.load."""
@@ -69,6 +72,32 @@ class TransformerFamily(ScheduledFamily):
     def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
         """Writes the model: safetensors is the transformer alone in the published layout, diffusers a folder with everything."""
         self.loader.save(parts, path, save_model_as, dtype, metadata)
+
+    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
+        """Names of the layers that get an adapter by default, by module name: those of `adapted`, in the order of the modules; conv changes
+        nothing, there are no convolutions."""
+        modules = parts.modules()
+        return {
+            name: [path for path, layer in modules[name].named_modules() if isinstance(layer, nn.Linear) and re.search(inside, path)]
+            for name, inside in self.adapted.items()
+        }
+
+    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """The network's velocity noise - x0 at canonical times t (B,); same shape as x_t, float32.
+
+        Samples whose texts have one length and whose reference images have the same sizes go together, so that nothing is padded or masked.
+        Times reach their embedding in float32, whatever the precision of the network.
+        """
+        parts.bring(parts.backbone)
+
+        def key(condition: Condition) -> Hashable:
+            return frozenset((name, value.shape) for name, value in condition.items())
+
+        return in_groups(parts.backbone, x_t, t, conditions, key, lambda *samples: self.alike(parts, *samples))
+
+    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """`denoise` of samples whose conditions have the same shapes."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def render(self, parts: Parts, requests: Sequence[Preview], on_step: OnStep | None = None) -> Tensor:

@@ -5,7 +5,7 @@ Shapes: B samples, 128 latent channels, h w latent sides (a sixteenth of H W, th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -13,14 +13,15 @@ from diffusers import Flux2Transformer2DModel
 from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
 from torch import Tensor
 
-from sd_scripts.families.common import square_vae, structures
+from sd_scripts.families.common import structures
 from sd_scripts.families.common.comfyui_levels import Graph, exponential_shift
-from sd_scripts.families.common.double_stream import BLOCKS, linear_layers
+from sd_scripts.families.common.double_stream import BLOCKS
 from sd_scripts.families.common.editing import AREA, EditingTransformerFamily, controls_of
 from sd_scripts.families.common.qwen3 import tiny_qwen3, tiny_qwen3_tokenizer, told
+from sd_scripts.families.common.square_vae import SquareVaeFamily, tiny_square_vae
 from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
-from sd_scripts.families.common.transformers import given_first, in_groups
+from sd_scripts.families.common.transformers import given_first
 from sd_scripts.library.core.protocols import Condition, Parts, dtype_of
 from sd_scripts.schema.model import MAX_CONTROLS
 
@@ -28,13 +29,15 @@ from .loading import LOADER, SPEC
 from .options import Flux2ModelOptions
 
 
-class Flux2(EditingTransformerFamily):
+class Flux2(SquareVaeFamily, EditingTransformerFamily):
     """The FLUX.2 family; see protocols.EditingFamily."""
 
     name: ClassVar[str] = "flux2"
     grid: ClassVar[int] = Flux2ModelOptions.grid
     loader: ClassVar[Loader] = LOADER
-    latent: ClassVar[tuple[int, int]] = (128, 16)
+    adapted: ClassVar[Mapping[str, str]] = {"backbone": BLOCKS, "te1": r"^layers\."}
+    # Its node Flux2Scheduler counts as diffusers does.
+    graph: ClassVar[Graph] = Graph("auto", exponential_shift(2.02))
     most_controls: ClassVar[int] = MAX_CONTROLS
     reader: ClassVar[str] = "te1"
 
@@ -53,7 +56,7 @@ class Flux2(EditingTransformerFamily):
                     axes_dims_rope=(4, 4, 4, 4),
                     guidance_embeds=False,
                 ),
-                "vae": square_vae.tiny_square_vae(),
+                "vae": tiny_square_vae(),
                 "te1": tiny_qwen3(tokenizer, num_layers=4, num_positions=64),
             }
             torch.nn.init.normal_(networks["vae"].bn.running_mean, std=0.1)
@@ -92,18 +95,6 @@ class Flux2(EditingTransformerFamily):
             conditions.append({"text": torch.cat(layers, dim=-1)})
         return conditions
 
-    def encode_images(self, parts: Parts, pixels: Tensor) -> Tensor:
-        """See square_vae.encode_images."""
-        return square_vae.encode_images(parts, pixels, self.grid)
-
-    def latent_in(self, parts: Parts) -> tuple[int, int]:
-        """See square_vae.latent_in."""
-        return square_vae.latent_in(parts)
-
-    def decode(self, parts: Parts, latents: Tensor) -> Tensor:
-        """See square_vae.decode."""
-        return square_vae.decode(parts, latents)
-
     def control_pixels(self, parts: Parts, image: Any) -> Tensor:
         """A reference image as the VAE gets it, (3, H, W) in [-1, 1]: made smaller where it has more than the area, then cut."""
         width, height = self.control_size(parts, image.size)
@@ -118,21 +109,8 @@ class Flux2(EditingTransformerFamily):
         few = 8.73809524e-05 * num_tokens + 1.89833333
         return many if num_tokens > 4300 else many + (few - many) * (200 - steps) / 190
 
-    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
-        """The network's velocity noise - x0 at canonical times t (B,); same shape as x_t, float32.
-
-        Samples whose reference images have the same sizes go together. Times reach their embedding in float32, whatever the precision of
-        the network.
-        """
-        parts.bring(parts.backbone)
-
-        def key(condition: Condition) -> tuple[int, ...]:
-            return len(condition["text"]), *(side for control in controls_of(condition) for side in control.shape)
-
-        return in_groups(parts.backbone, x_t, t, conditions, key, lambda *samples: self._alike(parts, *samples))
-
-    def _alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
-        """The velocity of samples whose reference images have the same sizes."""
+    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """See TransformerFamily."""
         dtype, device = dtype_of(parts.backbone), x_t.device
         text = torch.stack([condition["text"] for condition in conditions]).to(device, dtype)
         images = [x_t, *(torch.stack(same).to(device) for same in zip(*map(controls_of, conditions), strict=True))]
@@ -151,17 +129,6 @@ class Flux2(EditingTransformerFamily):
             )[0]
         num_tokens = x_t.shape[-2] * x_t.shape[-1]
         return prediction[:, :num_tokens].float().transpose(1, 2).reshape(x_t.shape)
-
-    def comfyui(self, parts: Parts) -> Graph:
-        """Its node Flux2Scheduler counts as diffusers does; see ScheduledFamily."""
-        return Graph("auto", exponential_shift(2.02))
-
-    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
-        """Names of the layers that get an adapter by default: every linear layer of the blocks; attention and MLP of Qwen3."""
-        return {
-            "backbone": linear_layers(parts.backbone, lambda path: path.startswith(BLOCKS)),
-            "te1": linear_layers(parts.text_encoders["te1"], lambda path: path.startswith("layers.")),
-        }
 
 
 def _places(time: int, rows: int, columns: int, length: int) -> Tensor:

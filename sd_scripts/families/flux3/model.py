@@ -5,7 +5,7 @@ Shapes: B samples, 128 latent channels, h w latent sides (a sixteenth of H W, th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -15,14 +15,13 @@ from diffusers.image_processor import VaeImageProcessor
 from diffusers.modular_pipelines.flux3.image_processor import Flux3ImageProcessor
 from torch import Tensor, nn
 
-from sd_scripts.families.common import square_vae, structures
-from sd_scripts.families.common.double_stream import linear_layers
+from sd_scripts.families.common import structures
 from sd_scripts.families.common.editing import AREA, EditingTransformerFamily, controls_of
 from sd_scripts.families.common.qwen3vl import tell_of_cut, tiny_qwen3vl
+from sd_scripts.families.common.square_vae import SquareVaeFamily, tiny_square_vae
 from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
 from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
-from sd_scripts.families.common.transformers import in_groups
 from sd_scripts.library.core.protocols import Condition, Parts, Preview, dtype_of
 from sd_scripts.schema.model import MAX_CONTROLS
 
@@ -35,16 +34,16 @@ WINDOW = 80
 """A text is padded to a multiple of so many tokens; the transformer sees the padding (diffusers, modular_pipelines/flux3/encoders.py)."""
 SCALE = 0.5
 """Rows and columns of images are counted in steps of this (diffusers, modular_pipelines/flux3/before_denoise.py)."""
-BLOCKS = ("mode_blocks.", "txt_mode_blocks.", "single_transformer_blocks.")
+BLOCKS = r"^(mode_blocks|txt_mode_blocks|single_transformer_blocks)\."
 
 
-class Flux3(EditingTransformerFamily):
+class Flux3(SquareVaeFamily, EditingTransformerFamily):
     """The FLUX.3 family; see protocols.EditingFamily."""
 
     name: ClassVar[str] = "flux3"
     grid: ClassVar[int] = Flux3ModelOptions.grid
     loader: ClassVar[Loader] = LOADER
-    latent: ClassVar[tuple[int, int]] = (128, 16)
+    adapted: ClassVar[Mapping[str, str]] = {"backbone": BLOCKS, "te1": r"language_model\.layers\."}
     most_controls: ClassVar[int] = MAX_CONTROLS
     reader: ClassVar[str] = "te1"
 
@@ -64,7 +63,7 @@ class Flux3(EditingTransformerFamily):
                         "axes_dims_rope": (4, 4, 4, 4),
                     }
                 ),
-                "vae": square_vae.tiny_square_vae(),
+                "vae": tiny_square_vae(),
                 "te1": tiny_qwen3vl(tokenizer, num_layers=TAPS[-1] + 1),
             }
             torch.nn.init.normal_(networks["vae"].bn.running_mean, std=0.1)
@@ -101,18 +100,6 @@ class Flux3(EditingTransformerFamily):
             conditions.append({"text": torch.cat([found.hidden_states[layer][0] for layer in TAPS], dim=-1)})
         return conditions
 
-    def encode_images(self, parts: Parts, pixels: Tensor) -> Tensor:
-        """See square_vae.encode_images."""
-        return square_vae.encode_images(parts, pixels, self.grid)
-
-    def latent_in(self, parts: Parts) -> tuple[int, int]:
-        """See square_vae.latent_in."""
-        return square_vae.latent_in(parts)
-
-    def decode(self, parts: Parts, latents: Tensor) -> Tensor:
-        """See square_vae.decode."""
-        return square_vae.decode(parts, latents)
-
     def control_pixels(self, parts: Parts, image: Any) -> Tensor:
         """A reference image as the VAE gets it, (3, H, W) in [-1, 1]: made smaller where it has more than the area, then cut."""
         processor, (width, height) = Flux3ImageProcessor(), self.control_size(parts, image.size)
@@ -132,21 +119,8 @@ class Flux3(EditingTransformerFamily):
         negative = [one[1][0] for one in found if one[1] is not None]
         return [one[0][0] for one in found], negative or None
 
-    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
-        """The network's velocity noise - x0 at canonical times t (B,); same shape as x_t, float32.
-
-        Samples whose texts have one length and whose reference images have the same sizes go together. Times reach their embedding in
-        float32, whatever the precision of the network.
-        """
-        parts.bring(parts.backbone)
-
-        def key(condition: Condition) -> tuple[int, ...]:
-            return len(condition["text"]), *(side for control in controls_of(condition) for side in control.shape)
-
-        return in_groups(parts.backbone, x_t, t, conditions, key, lambda *samples: self._alike(parts, *samples))
-
-    def _alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
-        """The velocity of samples whose texts have one length, and whose reference images have the same sizes."""
+    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """See TransformerFamily."""
         dtype, device = dtype_of(parts.backbone), x_t.device
         text = torch.stack([condition["text"] for condition in conditions]).to(device, dtype)
         images = [torch.stack(same).to(device) for same in zip(*map(controls_of, conditions), strict=True)]
@@ -170,14 +144,6 @@ class Flux3(EditingTransformerFamily):
             )[0]
         velocity: Tensor = prediction.float().transpose(1, 2).reshape(x_t.shape)
         return velocity
-
-    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
-        """Names of the layers that get an adapter by default: every linear layer of the blocks; attention and MLP of Qwen3-VL's language
-        model."""
-        return {
-            "backbone": linear_layers(parts.backbone, lambda path: path.startswith(BLOCKS)),
-            "te1": linear_layers(parts.text_encoders["te1"], lambda path: "language_model.layers." in path),
-        }
 
 
 def _length(parts: Parts, caption: str) -> int:

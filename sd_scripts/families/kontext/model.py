@@ -19,7 +19,6 @@ from sd_scripts.families.common.clip_t5 import ClipT5Family, pooled_vectors, tin
 from sd_scripts.families.common.double_stream import t5_states
 from sd_scripts.families.common.editing import AREA, EditingTransformerFamily, controls_of
 from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
-from sd_scripts.families.common.transformers import in_groups
 from sd_scripts.library.core.protocols import Condition, Parts
 
 from .loading import LOADER
@@ -70,19 +69,14 @@ class Kontext(ClipT5Family, EditingTransformerFamily):
         pixels: Tensor = processor.preprocess(processor.resize(image.convert("RGB"), height, width), height, width)
         return pixels[0]
 
-    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
-        """See clip_t5.velocity. Samples whose reference images have the same sizes go together."""
-        parts.bring(parts.backbone)
-        width = parts.backbone.config.pooled_projection_dim
-
-        def key(condition: Condition) -> tuple[int, ...]:
-            return tuple(side for control in controls_of(condition) for side in control.shape)
-
-        def alike(x_t: Tensor, t: Tensor, same: Sequence[Condition]) -> Tensor:
-            images = [torch.stack(column) for column in zip(*map(controls_of, same), strict=True)]
-            return velocity(parts, x_t, t, [one["text"][1:] for one in same], [one["text"][0, :width] for one in same], images)
-
-        return in_groups(parts.backbone, x_t, t, conditions, key, alike)
+    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """See clip_t5.velocity."""
+        width, images = (
+            parts.backbone.config.pooled_projection_dim,
+            [torch.stack(same) for same in zip(*map(controls_of, conditions), strict=True)],
+        )
+        texts = [one["text"] for one in conditions]
+        return velocity(parts, x_t, t, [text[1:] for text in texts], [text[0, :width] for text in texts], images)
 
 
 FAMILY = Kontext()

@@ -6,22 +6,23 @@ Shapes: B samples, h w latent sides (an eighth of H W, the image's), L text toke
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sd_scripts.families.common import qwen_vae, structures
+from sd_scripts.families.common import structures
 from sd_scripts.families.common.comfyui_levels import Graph, exponential_shift
-from sd_scripts.families.common.double_stream import linear_layers, positions
+from sd_scripts.families.common.double_stream import positions
 from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.common.qwen3vl import tell_of_cut, tiny_qwen3vl
+from sd_scripts.families.common.qwen_vae import QwenVaeFamily, tiny_qwen_vae
 from sd_scripts.families.common.scheduled import DISTILLED
 from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
 from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
-from sd_scripts.families.common.transformers import TransformerFamily, in_groups
+from sd_scripts.families.common.transformers import TransformerFamily
 from sd_scripts.library.core.protocols import Condition, Parts, dtype_of
 
 from .loading import LOADER, SPEC, TAPS
@@ -37,13 +38,14 @@ AFTER = "<|im_end|>\n<|im_start|>assistant\n"
 TURBO_MU = 1.15
 
 
-class Krea2(TransformerFamily):
+class Krea2(QwenVaeFamily, TransformerFamily):
     """The Krea 2 family; see protocols.ModelFamily."""
 
     name: ClassVar[str] = "krea2"
     grid: ClassVar[int] = Krea2ModelOptions.grid
     loader: ClassVar[Loader] = LOADER
-    latent: ClassVar[tuple[int, int]] = (16, 8)
+    adapted: ClassVar[Mapping[str, str]] = {"backbone": r"^transformer_blocks\.", "te1": r"language_model\.layers\."}
+    graph: ClassVar[Graph] = Graph("simple", exponential_shift(1.15))
 
     def tiny(self) -> Parts:
         """See protocols.ModelFamily."""
@@ -55,7 +57,7 @@ class Krea2(TransformerFamily):
             backbone = made({**shape, **text, "timestep_embed_dim": 16, "axes_dims_rope": (4, 6, 6)})
             networks = {
                 "backbone": backbone,
-                "vae": qwen_vae.tiny_qwen_vae(),
+                "vae": tiny_qwen_vae(),
                 "te1": tiny_qwen3vl(tokenizer, num_layers=TAPS[-1] + 1).model,
             }
         parts = tiny_parts(networks, {"te1": tokenizer}, scheduler_in(SPEC.configs), {"max_token_length": 512, "model_version": SPEC.label})
@@ -89,29 +91,12 @@ class Krea2(TransformerFamily):
             conditions.append({"text": torch.cat([states[layer][0, lead:] for layer in TAPS], dim=-1)})
         return conditions
 
-    def encode_images(self, parts: Parts, pixels: Tensor) -> Tensor:
-        """See qwen_vae.encode_images."""
-        return qwen_vae.encode_images(parts, pixels, self.grid)
-
-    def decode(self, parts: Parts, latents: Tensor) -> Tensor:
-        """See qwen_vae.decode."""
-        return qwen_vae.decode(parts, latents)
-
     def mu(self, parts: Parts, num_tokens: int, steps: int) -> float | None:
         """Turbo has one shift for all sizes; see TransformerFamily."""
         return TURBO_MU if parts.denoising[DISTILLED] else None
 
-    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
-        """The network's velocity noise - x0 at canonical times t (B,); same shape as x_t (B, 16, h, w), float32.
-
-        Samples whose texts have one length go together, so that nothing is padded or masked. Times reach their embedding in float32,
-        whatever the precision of the network.
-        """
-        parts.bring(parts.backbone)
-        return in_groups(parts.backbone, x_t, t, conditions, lambda one: len(one["text"]), lambda *samples: self._alike(parts, *samples))
-
-    def _alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
-        """The velocity of samples whose texts have one length."""
+    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """See TransformerFamily."""
         network, dtype, (height, width) = parts.backbone, dtype_of(parts.backbone), x_t.shape[-2:]
         text = torch.stack([condition["text"] for condition in conditions]).to(x_t.device, dtype).unflatten(-1, (len(TAPS), -1))
         prediction: Tensor = network(
@@ -122,18 +107,6 @@ class Krea2(TransformerFamily):
             return_dict=False,
         )[0]
         return unpacked(prediction.float(), height, width)
-
-    def comfyui(self, parts: Parts) -> Graph:
-        """See ScheduledFamily."""
-        return Graph("simple", exponential_shift(1.15))
-
-    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
-        """Names of the layers that get an adapter by default: every linear layer of the blocks; attention and MLP of Qwen3-VL's language
-        model."""
-        return {
-            "backbone": linear_layers(parts.backbone, lambda path: path.startswith("transformer_blocks.")),
-            "te1": linear_layers(parts.text_encoders["te1"], lambda path: "language_model.layers." in path),
-        }
 
 
 FAMILY = Krea2()

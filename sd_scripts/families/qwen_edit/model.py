@@ -15,13 +15,13 @@ from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor, nn
 
 from sd_scripts.dataset.buckets import area_size
-from sd_scripts.families.common import qwen_vae, structures
+from sd_scripts.families.common import structures
 from sd_scripts.families.common.comfyui_levels import FlowLevels, Graph
 from sd_scripts.families.common.editing import conditions_with_controls, controls_of
 from sd_scripts.families.common.images import evaluating, first_of
 from sd_scripts.families.common.packing import packed, unpacked
+from sd_scripts.families.common.qwen_vae import QwenVaeFamily, tiny_qwen_vae
 from sd_scripts.families.common.samplers import schedule
-from sd_scripts.families.common.scheduled import ScheduledFamily
 from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
 from sd_scripts.families.common.transformers import given_first, in_groups
@@ -48,12 +48,13 @@ _UNUSED_AT_THE_END = ("attn.add_q_proj", "attn.to_add_out", "txt_mlp.")
 """Layers that nothing reads in the last block: only the image's tokens leave it."""
 
 
-class QwenEdit(ScheduledFamily):
+class QwenEdit(QwenVaeFamily):
     """The Qwen-Image family; see protocols.EditingFamily. parts.settings["model_version"] says which of its models it is."""
 
     name: ClassVar[str] = "qwen_edit"
     grid: ClassVar[int] = QwenImageModelOptions.grid
-    latent: ClassVar[tuple[int, int]] = (16, 8)
+    # With the shift of its published graphs, in place of the loader's e^1.15.
+    graph: ClassVar[Graph] = Graph("simple", FlowLevels(3.1))
     separate_texts: ClassVar[bool] = False
 
     def load(self, options: QwenImageModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
@@ -81,7 +82,7 @@ class QwenEdit(ScheduledFamily):
         tokenizer = tiny_qwen_tokenizer(qwen_templates.template_of(one).text for one in MAX_CONTROLS)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            encoder, vae = tiny_qwen.tiny_qwen_text_encoder(tokenizer), qwen_vae.tiny_qwen_vae()
+            encoder, vae = tiny_qwen.tiny_qwen_text_encoder(tokenizer), tiny_qwen_vae()
             transformer = tiny_qwen.tiny_qwen_transformer(zero_cond_t=version == "edit-2511")
         # The vision part sees 56 x 56 pixels at most, four tokens, of whatever the images are resized to.
         images = None if version == "image" else qwen_processor.images_of({"min_pixels": 3136, "max_pixels": 60 * 60})
@@ -110,19 +111,6 @@ class QwenEdit(ScheduledFamily):
         """What Qwen2.5-VL makes of instructions in their template; see protocols.ModelFamily."""
         length = min(parts.settings["max_token_length"], structures.num_tokens(caption) + 64)
         return structures.read(parts.text_encoders[name], batch, length)
-
-    @torch.no_grad()
-    def encode_images(self, parts: Parts, pixels: Tensor) -> Tensor:
-        """Scaled latents of RGB images: (B, 3, H, W) in [-1, 1] -> (B, 16, H/8, W/8) float32; the mean of the posterior.
-
-        Raises ValueError for sides off the grid.
-        """
-        return qwen_vae.encode_images(parts, pixels, self.grid)
-
-    @torch.no_grad()
-    def decode(self, parts: Parts, latents: Tensor) -> Tensor:
-        """Images of scaled latents: (B, 16, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""
-        return qwen_vae.decode(parts, latents)
 
     def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
         """Text part of each caption's condition without control images, text (L, D), in the encoder's precision.
@@ -211,10 +199,6 @@ class QwenEdit(ScheduledFamily):
             )[0]
         num_tokens = shapes[0][1] * shapes[0][2]
         return unpacked(prediction[:, :num_tokens].float(), x_t.shape[-2], x_t.shape[-1])
-
-    def comfyui(self, parts: Parts) -> Graph:
-        """With the shift of its published graphs, in place of the loader's e^1.15; see ScheduledFamily."""
-        return Graph("simple", FlowLevels(3.1))
 
     def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
         """Names of the layers that can get an adapter, by module name; conv changes nothing, there are no convolutions.

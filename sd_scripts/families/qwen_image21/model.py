@@ -7,7 +7,7 @@ D text width.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -19,14 +19,13 @@ from torch import Tensor
 
 from sd_scripts.families.common import structures
 from sd_scripts.families.common.comfyui_levels import Graph, exponential_shift
-from sd_scripts.families.common.double_stream import linear_layers
 from sd_scripts.families.common.editing import AREA, EditingTransformerFamily, controls_of
 from sd_scripts.families.common.images import in_tiles, posterior_mean
 from sd_scripts.families.common.qwen3vl import PAD, states_before_norm, tell_of_cut, tiny_qwen3vl
 from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
 from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
-from sd_scripts.families.common.transformers import given_first, in_groups
+from sd_scripts.families.common.transformers import given_first
 from sd_scripts.library.core.protocols import Condition, Parts, dtype_of
 from sd_scripts.schema.model import MAX_CONTROLS
 
@@ -46,6 +45,8 @@ class QwenImage21(EditingTransformerFamily):
     name: ClassVar[str] = "qwen_image21"
     grid: ClassVar[int] = QwenImage21ModelOptions.grid
     loader: ClassVar[Loader] = LOADER
+    adapted: ClassVar[Mapping[str, str]] = {"backbone": r"^transformer_blocks\.", "te1": r"language_model\.layers\."}
+    graph: ClassVar[Graph] = Graph("simple", exponential_shift(0.69))
     latent: ClassVar[tuple[int, int]] = (64, 16)
     most_controls: ClassVar[int] = MAX_CONTROLS
     reader: ClassVar[str] = "te1"
@@ -141,21 +142,8 @@ class QwenImage21(EditingTransformerFamily):
         opaque = (pixels[:, 3:] + 1) / 2
         return 1 - (1 - pixels[:, :3]) * opaque
 
-    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
-        """The network's velocity noise - x0 at canonical times t (B,); same shape as x_t (B, 64, h, w), float32.
-
-        Samples whose texts have one length and whose reference images have the same sizes go together, because places on the axis of time
-        follow from those. Times reach their embedding in float32, whatever the precision of the network.
-        """
-        parts.bring(parts.backbone)
-
-        def key(condition: Condition) -> tuple[int, ...]:
-            return len(condition["text"]), *(side for control in controls_of(condition) for side in control.shape)
-
-        return in_groups(parts.backbone, x_t, t, conditions, key, lambda *samples: self._alike(parts, *samples))
-
-    def _alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
-        """The velocity of samples whose texts have one length, and whose reference images have the same sizes."""
+    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """See TransformerFamily."""
         network = parts.backbone
         text = torch.stack([condition["text"] for condition in conditions]).to(x_t.device, dtype_of(network))
         references = [torch.stack(same).to(x_t.device) for same in zip(*map(controls_of, conditions), strict=True)]
@@ -164,18 +152,6 @@ class QwenImage21(EditingTransformerFamily):
         with given_first(network.time_text_embed.time_proj, exact):
             prediction: Tensor = network([*references, x_t], text, t, _before(parts, len(references)))
         return prediction.float()
-
-    def comfyui(self, parts: Parts) -> Graph:
-        """See ScheduledFamily."""
-        return Graph("simple", exponential_shift(0.69))
-
-    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
-        """Names of the layers that get an adapter by default: every linear layer of the blocks; attention and MLP of Qwen3-VL's language
-        model."""
-        return {
-            "backbone": linear_layers(parts.backbone, lambda path: path.startswith("transformer_blocks.")),
-            "te1": linear_layers(parts.text_encoders["te1"], lambda path: "language_model.layers." in path),
-        }
 
 
 def _before(parts: Parts, count: int) -> list[int]:

@@ -39,6 +39,7 @@ class Sd(ScheduledFamily):
     name: ClassVar[str] = "sd"
     grid: ClassVar[int] = SdModelOptions.grid
     latent: ClassVar[tuple[int, int]] = (4, 8)
+    graph: ClassVar[Graph] = Graph()
     separate_texts: ClassVar[bool] = False
 
     def load(self, options: SdModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
@@ -109,10 +110,6 @@ class Sd(ScheduledFamily):
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """The network's prediction, of kind parts.kind, at canonical times t (B,); same shape as x_t, float32."""
         return unet.denoise(parts, x_t, t, conditions, {})
-
-    def comfyui(self, parts: Parts) -> Graph:
-        """See ScheduledFamily."""
-        return Graph()
 
     def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
         """Names of the layers that get an adapter by default, by module name; conv adds those of ResNet, down- and upsampling blocks."""

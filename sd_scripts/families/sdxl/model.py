@@ -37,6 +37,7 @@ class Sdxl(ScheduledFamily):
     name: ClassVar[str] = "sdxl"
     grid: ClassVar[int] = SdxlModelOptions.grid
     latent: ClassVar[tuple[int, int]] = (4, 8)
+    graph: ClassVar[Graph] = Graph()
     separate_texts: ClassVar[bool] = False
 
     def load(self, options: SdxlModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
@@ -100,10 +101,6 @@ class Sdxl(ScheduledFamily):
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """The network's prediction, of kind parts.kind, at canonical times t (B,); same shape as x_t, float32."""
         return unet.denoise(parts, x_t, t, conditions, {"text_embeds": "pooled", "time_ids": "time_ids"})
-
-    def comfyui(self, parts: Parts) -> Graph:
-        """See ScheduledFamily."""
-        return Graph()
 
     def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
         """Names of the layers that get an adapter by default, by module name; conv adds those of ResNet, down- and upsampling blocks."""

@@ -45,6 +45,7 @@ class ZImage(ScheduledFamily):
     name: ClassVar[str] = "zimage"
     grid: ClassVar[int] = ZImageModelOptions.grid
     latent: ClassVar[tuple[int, int]] = (16, 8)
+    graph: ClassVar[Graph] = Graph("simple", FlowLevels(3.0))
     separate_texts: ClassVar[bool] = False
 
     def load(self, options: ZImageModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
@@ -123,10 +124,6 @@ class ZImage(ScheduledFamily):
             return_dict=False,
         )[0]
         return -torch.stack(output).squeeze(2).float()
-
-    def comfyui(self, parts: Parts) -> Graph:
-        """See ScheduledFamily."""
-        return Graph("simple", FlowLevels(3.0))
 
     def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
         """Names of the layers that can get an adapter, by module name; conv changes nothing, there are no convolutions.
