@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from diffusers import AnimaTextConditioner
 
+from sd_scripts.families.common import transformer_loading as transformer
 from sd_scripts.families.common.double_stream_original import count
 from sd_scripts.families.common.original_unet import Stored
 from sd_scripts.families.common.qwen3 import QWEN3_PART
@@ -85,11 +86,7 @@ def _begun(name: str, table: Mapping[str, str]) -> str:
 
 def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """See transformer_loading.config_in; a token is 2 x 2 latents, and no tensor tells how positions are scaled."""
-    published = layout({})
-
-    def rows(name: str, side: int = 0) -> int:
-        stored = published(f"{name}.weight").name
-        return (shapes.get(f"{name}.weight") or shapes[stored])[side]
+    rows = transformer.sides_in(shapes, layout)
 
     main = "transformer_blocks.0"
     width, head, entries = rows("patch_embed.proj"), rows(f"{main}.attn1.norm_q"), rows("patch_embed.proj", 1) // 4
@@ -110,19 +107,10 @@ def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 def _problems(base: Base, given: Sequence[str], options: AnimaModelOptions, dtype: Dtypes) -> list[str]:
-    config, vae = base.networks["backbone"].module.config, base.networks["vae"].module.config
-    conditioner, words = base.networks["te2"].module.config, config_of(base.networks["te1"].module)
-    problems = []
-    if config.in_channels != vae.z_dim:
-        problems.append(
-            f"{'vae' if 'vae' in given else BASE}: the transformer takes latents of {config.in_channels} channels, but those of the VAE "
-            f"have {vae.z_dim}"
-        )
-    if words["hidden_size"] != conditioner.source_dim:
-        problems.append(
-            f"{'text_encoder' if 'te1' in given else BASE}: the text encoder makes rows of {words['hidden_size']} numbers, but the text "
-            f"conditioner takes {conditioner.source_dim}; {SPEC.label} reads with Qwen3-0.6B"
-        )
+    config, conditioner = base.networks["backbone"].module.config, base.networks["te2"].module.config
+    problems = transformer.channel_problems(base, given, base.networks["vae"].module.config.z_dim)
+    makes, reads = config_of(base.networks["te1"].module)["hidden_size"], f"{SPEC.label} reads with Qwen3-0.6B"
+    problems += transformer.width_problems(given, makes, conditioner.source_dim, reads, "text conditioner")
     if conditioner.target_dim != config.text_embed_dim:
         problems.append(
             f"{'text_conditioner' if 'te2' in given else BASE}: the text conditioner makes rows of {conditioner.target_dim} numbers, but "

@@ -3,33 +3,22 @@ conditioner, too, where other programs train it."""
 
 from __future__ import annotations
 
-import re
-from typing import ClassVar
-
 from sd_scripts.families.common import reader_rules as rules
 from sd_scripts.families.common.plain_names import BlockNames
-from sd_scripts.library.adapters.architectures import Architecture, Prefixes
+from sd_scripts.library.adapters.architectures import Prefixes
 from sd_scripts.library.adapters.layer_names import Names
 from sd_scripts.library.adapters.ranks import ChosenParts
 from sd_scripts.library.adapters.readers import LORA, Rule
 
-from .facts import TRANSFORMER
-from .loading import LOADER, SPEC, transformer_config
+from .loading import LOADER
 from .options import AnimaNetworkOptions
 
-_BLOCK = re.compile(r"backbone\.transformer_blocks\.(\d+)\.(.+)")
 _CHOICES = {"attention_and_mlp": ("main",), "all": ("main", "modulation")}
 _EVERYWHERE = rules.TRANSFORMER_PREFIXES
 
 
-class AnimaNames(BlockNames):
-    """The maps of one model."""
-
-    blocks: ClassVar[re.Pattern[str]] = _BLOCK
-
-
 def _part_of(name: str) -> str | None:
-    match = _BLOCK.fullmatch(name)
+    match = BlockNames.blocks.fullmatch(name)
     return None if match is None else "modulation" if match[2].startswith("norm") else "main"
 
 
@@ -38,24 +27,17 @@ def _ranks(options: AnimaNetworkOptions, names: Names) -> ChosenParts:
 
 
 ARCHITECTURES = (
-    Architecture(
-        name="anima",
-        label="Anima",
-        spec=SPEC,
-        is_backbone=lambda config: True,
-        config_of=lambda header, shapes: transformer_config(shapes),
-        files=(TRANSFORMER,),
+    rules.transformer_architecture(
+        LOADER,
         encoders=("te2",),
-        version=LOADER.version,
         told_by=(),
         prefixes=Prefixes(
             kohya={**_EVERYWHERE.kohya, "te2": ("lora_unet_llm_adapter_",)},
             diffusers={**_EVERYWHERE.diffusers, "te2": ("text_conditioner.",)},
             comfyui={**_EVERYWHERE.comfyui, "te2": ("diffusion_model.llm_adapter.", "model.diffusion_model.llm_adapter.")},
         ),
-        layer_names=AnimaNames,
+        layer_names=BlockNames,
         ranks=_ranks,
-        has_one_alpha=False,
         # diffusers stops at an alpha under these names.
         comfyui_endings="peft without alpha",
         readers={

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 from sd_scripts.families.common import reader_rules as rules
 from sd_scripts.families.common.double_stream_names import DoubleStreamNames, ranks_of_blocks
-from sd_scripts.library.adapters.architectures import Architecture
 from sd_scripts.library.adapters.readers import LORA, Rule
 
-from .facts import TRANSFORMER
-from .loading import LOADER, SPEC, config_of
+from .loading import LOADER
 
 _GUIDANCE = r"distilled_guidance_layer\..*"
 _OUTER = rf"{_GUIDANCE}|x_embedder|context_embedder|proj_out"
 
 ARCHITECTURES = (
-    Architecture(
-        name="chroma",
-        label="Chroma",
-        spec=SPEC,
-        is_backbone=lambda config: True,
-        config_of=lambda header, shapes: config_of(shapes),
-        files=(TRANSFORMER,),
-        encoders=(),
-        version=LOADER.version,
+    rules.transformer_architecture(
+        LOADER,
         # All layers that carry an adapter have FLUX's names and widths.
         told_by=("chroma",),
-        prefixes=rules.TRANSFORMER_PREFIXES,
         layer_names=DoubleStreamNames,
         ranks=ranks_of_blocks,
-        has_one_alpha=False,
         comfyui_endings="kohya",
         readers={
             "ComfyUI": (rules.PUBLISHED, Rule("backbone", ("transformer.", "lycoris_"), without=_GUIDANCE)),

@@ -21,7 +21,7 @@ from .original_unet import Stored
 class BlockNames(LayerNames):
     """The maps of one model whose layers have the published names in other programs' files."""
 
-    blocks: ClassVar[re.Pattern[str]]
+    blocks: ClassVar[re.Pattern[str]] = re.compile(r"backbone\.transformer_blocks\.(\d+)\.(.+)")
     """The number of the block in the name of a layer."""
 
     def __init__(self, architecture: Architecture, config: Config, layers: Iterable[str]) -> None:

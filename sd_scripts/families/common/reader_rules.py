@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from sd_scripts.library.adapters.architectures import Prefixes
+from typing import Any
+
+from sd_scripts.library.adapters.architectures import Architecture, Prefixes
 from sd_scripts.library.adapters.readers import LORA, SUMS, Rule
+
+from .transformer_loading import Loader
 
 CLIP_L = "text_encoders.clip_l.transformer."
 CLIP_G = "text_encoders.clip_g.transformer."
@@ -31,3 +35,22 @@ TRANSFORMER_DIFFUSERS = (
     Rule("backbone", ("transformer.",), kinds=("lora", "dora")),
     Rule("backbone", ("lora_unet_", "diffusion_model."), kinds=LORA),
 )
+
+
+def transformer_architecture(loader: Loader, **own: Any) -> Architecture:
+    """What adapters are for in a family of one version, on its transformer alone; own: entries of Architecture that say something else or
+    more."""
+    spec = loader.spec
+    known: dict[str, Any] = {
+        "name": spec.name,
+        "label": spec.label,
+        "spec": spec,
+        "is_backbone": lambda config: True,
+        "config_of": lambda header, shapes: loader.config_of(shapes),
+        "files": spec.files,
+        "encoders": (),
+        "version": loader.version,
+        "prefixes": TRANSFORMER_PREFIXES,
+        "has_one_alpha": False,
+    }
+    return Architecture(**(known | own))

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from sd_scripts.library.core.protocols import Parts
-from sd_scripts.library.loading.common import BASE, Base
 
 from . import original_unet as original
 from .images import pixels_of, posterior_mean
@@ -37,12 +36,6 @@ def _layout(config: Mapping[str, Any]) -> Callable[[str], Stored]:
 
 
 SQUARE_VAE = replace(AUTOENCODER, class_name="AutoencoderKLFlux2", make=AutoencoderKLFlux2.from_config, layout=_layout, kinds=(VAE,))
-
-
-def square_problems(base: Base) -> list[str]:
-    """Why a transformer does not work on squares of this VAE's latents."""
-    takes, makes = base.networks["backbone"].module.config.in_channels, 4 * base.networks["vae"].module.config.latent_channels
-    return [] if takes == makes else [f"{BASE}: the transformer takes {takes} numbers a token, but 2 x 2 latents are {makes}"]
 
 
 class SquareVaeFamily(ScheduledFamily):

@@ -165,6 +165,37 @@ def networks_in(
     return networks
 
 
+def sides_in(
+    shapes: Mapping[str, tuple[int, ...]], layout: Callable[[Mapping[str, Any]], Callable[[str], original.Stored]]
+) -> Callable[..., int]:
+    """Rows (side 0) or columns (side 1) of a layer's weight by its name in diffusers, from shapes in either layout."""
+    published = layout({})
+
+    def side_of(name: str, side: int = 0) -> int:
+        return (shapes.get(f"{name}.weight") or shapes[published(f"{name}.weight").name])[side]
+
+    return side_of
+
+
+def channel_problems(base: Base, own: Collection[str], makes: int) -> list[str]:
+    """Why a transformer does not work on latents of so many channels; own: networks that are not the base's own."""
+    takes = base.networks["backbone"].module.config.in_channels
+    option = "vae" if "vae" in own else BASE
+    return [] if takes == makes else [f"{option}: the transformer takes latents of {takes} channels, but those of the VAE have {makes}"]
+
+
+def token_problems(base: Base, channels: int) -> list[str]:
+    """Why a transformer does not work on squares of 2 x 2 latents of so many channels."""
+    takes, makes = base.networks["backbone"].module.config.in_channels, 4 * channels
+    return [] if takes == makes else [f"{BASE}: the transformer takes {takes} numbers a token, but 2 x 2 latents are {makes}"]
+
+
+def width_problems(own: Collection[str], makes: int, takes: int, reads: str, taker: str = "transformer") -> list[str]:
+    """Why rows of text of so many numbers are none for what takes them; reads: what the model reads with."""
+    option = "text_encoder" if "te1" in own else BASE
+    return [] if makes == takes else [f"{option}: the text encoder makes rows of {makes} numbers, but the {taker} takes {takes}; {reads}"]
+
+
 def scheduler_in(configs: Path) -> Config:
     """The scheduler's configuration in a folder of the diffusers layout."""
     return read_json(configs / "scheduler" / "scheduler_config.json", BASE)

@@ -77,15 +77,15 @@ def transformer_runs(
         "output": ModelOutputOptions,
     }
 
-    def made(method: str, script: str, noun: str, sections: dict[str, Any]) -> type[RunOptions]:
+    def made(method: str, script: str, noun: str, about: str, sections: dict[str, Any]) -> type[RunOptions]:
         fields: dict[str, Any] = {name: (section, section()) for name, section in sections.items()}
         run: type[RunOptions] = create_model(
-            f"{common.__name__}_{method}", __base__=common, __module__=common.__module__, __doc__=f"{label}: {noun}.", **fields
+            f"{common.__name__}_{method}", __base__=common, __module__=common.__module__, __doc__=f"{about} {label}.", **fields
         )
         run.method, run.script, run.label = method, f"{common.family}_{script}.py", f"{label} {noun}"
         return run
 
     return (
-        made("network", "train_network", "LoRA", of_adapters),
-        made("full", "train", "DreamBooth and fine-tuning", of_models),
+        made("network", "train_network", "LoRA", "LoRA and its relatives on", of_adapters),
+        made("full", "train", "DreamBooth and fine-tuning", "DreamBooth and fine-tuning of", of_models),
     )

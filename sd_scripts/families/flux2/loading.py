@@ -17,7 +17,7 @@ from sd_scripts.families.common.editing import AREA, control_area
 from sd_scripts.families.common.original_unet import Stored
 from sd_scripts.families.common.qwen3 import QWEN3_PART, template_problems
 from sd_scripts.families.common.qwen3_signs import TEXT_ENCODER
-from sd_scripts.families.common.square_vae import SQUARE_VAE, square_problems
+from sd_scripts.families.common.square_vae import SQUARE_VAE
 from sd_scripts.families.common.square_vae_signs import VAE
 from sd_scripts.families.common.transformer_loading import Companion, Loader
 from sd_scripts.library.core.protocols import Dtypes, Version
@@ -76,7 +76,10 @@ def _problems(base: Base, given: Sequence[str], options: Flux2ModelOptions, dtyp
     config = base.networks["backbone"].module.config
     if config.guidance_embeds:
         return [f"{BASE}: {base.source.label} is FLUX.2 dev, which reads with Mistral and cannot be trained here; take a Klein model"]
-    option, problems = "text_encoder" if "te1" in given else BASE, square_problems(base)
+    option, problems = (
+        "text_encoder" if "te1" in given else BASE,
+        transformer.token_problems(base, base.networks["vae"].module.config.latent_channels),
+    )
     width = config_of(base.networks["te1"].module)["hidden_size"]
     if 3 * width != config.joint_attention_dim:
         problems.append(

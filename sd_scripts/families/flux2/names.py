@@ -4,30 +4,20 @@ from __future__ import annotations
 
 from sd_scripts.families.common import reader_rules as rules
 from sd_scripts.families.common.double_stream_names import DoubleStreamNames, ranks_of_blocks
-from sd_scripts.library.adapters.architectures import Architecture
 from sd_scripts.library.adapters.readers import LORA, SUMS, Rule
 
-from .facts import TRANSFORMER
-from .loading import LOADER, SPEC, transformer_config
+from .loading import LOADER
 
 _MODULATION = r"(double_stream_modulation_(img|txt)|single_stream_modulation)\.linear"
 
 ARCHITECTURES = (
-    Architecture(
-        name="flux2",
+    rules.transformer_architecture(
+        LOADER,
         label="FLUX.2",
-        spec=SPEC,
-        is_backbone=lambda config: True,
-        config_of=lambda header, shapes: transformer_config(shapes),
-        files=(TRANSFORMER,),
-        encoders=(),
-        version=LOADER.version,
         # Layers have FLUX.1's names, and Klein 4B its width.
         told_by=("flux_2", "flux-2", "flux2", "flux.2"),
-        prefixes=rules.TRANSFORMER_PREFIXES,
         layer_names=DoubleStreamNames,
         ranks=ranks_of_blocks,
-        has_one_alpha=False,
         # diffusers stops at an alpha under these names.
         comfyui_endings="peft without alpha",
         readers={

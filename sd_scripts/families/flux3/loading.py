@@ -14,7 +14,7 @@ from sd_scripts.families.common.editing import AREA, control_area
 from sd_scripts.families.common.original_unet import Stored
 from sd_scripts.families.common.qwen3vl import QWEN3VL_PART
 from sd_scripts.families.common.qwen3vl_signs import TEXT_ENCODER
-from sd_scripts.families.common.square_vae import SQUARE_VAE, square_problems
+from sd_scripts.families.common.square_vae import SQUARE_VAE
 from sd_scripts.families.common.square_vae_signs import VAE
 from sd_scripts.families.common.transformer_loading import Companion, Loader
 from sd_scripts.library.core.protocols import Dtypes, Version
@@ -68,10 +68,7 @@ def layout(config: Mapping[str, Any]) -> Callable[[str], Stored]:
 
 def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """See transformer_loading.config_in. The split of a head's rotary frequencies stands in no tensor: a quarter each, as published."""
-    published = layout({})
-
-    def rows(name: str, side: int = 0) -> int:
-        return (shapes.get(f"{name}.weight") or shapes[published(f"{name}.weight").name])[side]
+    rows = transformer.sides_in(shapes, layout)
 
     main = "single_transformer_blocks.0"
     width, head = rows("context_embedder"), rows(f"{main}.attn.norm_q")
@@ -98,7 +95,10 @@ def _problems(base: Base, given: Sequence[str], options: Flux3ModelOptions, dtyp
             f"{BASE}: {base.source.label} is the distilled FLUX.3 Image Klein, a flow map, which is told the time it jumps to and trained "
             "otherwise. Train black-forest-labs/flux-3-image-klein-base; its adapters can be drawn with on the distilled one elsewhere"
         ]
-    option, problems = "text_encoder" if "te1" in given else BASE, square_problems(base)
+    option, problems = (
+        "text_encoder" if "te1" in given else BASE,
+        transformer.token_problems(base, base.networks["vae"].module.config.latent_channels),
+    )
     if config.joint_attention_dim != len(TAPS) * words["hidden_size"]:
         problems.append(
             f"{option}: eight states of the text encoder are {len(TAPS) * words['hidden_size']} numbers, but the transformer takes "

@@ -7,11 +7,9 @@ from typing import ClassVar
 
 from sd_scripts.families.common import reader_rules as rules
 from sd_scripts.families.common.plain_names import BlockNames, ranks_of_plain
-from sd_scripts.library.adapters.architectures import Architecture
 from sd_scripts.library.adapters.readers import LORA, Rule
 
-from .facts import TRANSFORMER
-from .loading import LOADER, SPEC, transformer_config
+from .loading import LOADER
 
 
 class Flux3Names(BlockNames):
@@ -34,21 +32,13 @@ class Flux3Names(BlockNames):
 _OUTER = r"(?!(txt_mode_blocks|mode_blocks|single_transformer_blocks)\.).*"
 
 ARCHITECTURES = (
-    Architecture(
-        name="flux3",
+    rules.transformer_architecture(
+        LOADER,
         label="FLUX.3",
-        spec=SPEC,
-        is_backbone=lambda config: True,
-        config_of=lambda header, shapes: transformer_config(shapes),
-        files=(TRANSFORMER,),
-        encoders=(),
-        version=LOADER.version,
         # Joint blocks alone have names that other models have.
         told_by=("flux_3", "flux-3", "flux3", "flux.3"),
-        prefixes=rules.TRANSFORMER_PREFIXES,
         layer_names=Flux3Names,
         ranks=ranks_of_plain,
-        has_one_alpha=False,
         # diffusers stops at an alpha under these names.
         comfyui_endings="peft without alpha",
         # No other program's reader was found. What stands around the blocks, diffusers' reader leaves out under the published names.

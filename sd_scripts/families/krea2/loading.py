@@ -78,11 +78,7 @@ def _begun(name: str, table: Mapping[str, str]) -> str:
 
 def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """See transformer_loading.config_in. The split of a head's rotary frequencies stands in no tensor: 1/4, 3/8, 3/8 as published."""
-    published = layout({})
-
-    def rows(name: str, side: int = 0) -> int:
-        stored = published(f"{name}.weight").name
-        return (shapes.get(f"{name}.weight") or shapes[stored])[side]
+    rows = transformer.sides_in(shapes, layout)
 
     def blocks(own: str) -> int:
         return max(count(shapes, re.escape(name) + r"\.(\d+)\.") for name in (own, _begun(f"{own}.", _ENDS)[:-1]))
@@ -111,17 +107,12 @@ def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 def _problems(base: Base, given: Sequence[str], options: Krea2ModelOptions, dtype: Dtypes) -> list[str]:
-    config, vae = base.networks["backbone"].module.config, base.networks["vae"].module.config
-    words, problems = config_of(base.networks["te1"].module)["text_config"], []
-    option = "text_encoder" if "te1" in given else BASE
-    if config.in_channels != 4 * vae.z_dim:
-        problems.append(f"{BASE}: the transformer takes {config.in_channels} numbers a token, but 2 x 2 latents are {4 * vae.z_dim}")
-    if config.text_hidden_dim != words["hidden_size"]:
-        problems.append(
-            f"{option}: the text encoder makes rows of {words['hidden_size']} numbers, but the transformer takes {config.text_hidden_dim}; "
-            f"{SPEC.label} reads with Qwen3-VL-4B"
-        )
+    config, words = base.networks["backbone"].module.config, config_of(base.networks["te1"].module)["text_config"]
+    problems = transformer.token_problems(base, base.networks["vae"].module.config.z_dim)
+    reads = f"{SPEC.label} reads with Qwen3-VL-4B"
+    problems += transformer.width_problems(given, words["hidden_size"], config.text_hidden_dim, reads)
     if words["num_hidden_layers"] <= TAPS[-1] or config.num_text_layers != len(TAPS) or tuple(base.index.get(_TAPS) or TAPS) != TAPS:
+        option = "text_encoder" if "te1" in given else BASE
         problems.append(f"{option}: {SPEC.label} reads the states {TAPS} of an encoder of 36 layers; this model asks for others")
     return problems
 

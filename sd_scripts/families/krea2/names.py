@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from typing import ClassVar
-
 from sd_scripts.families.common import reader_rules as rules
 from sd_scripts.families.common.plain_names import BlockNames, ranks_of_plain
-from sd_scripts.library.adapters.architectures import Architecture
 from sd_scripts.library.adapters.readers import LORA, SUMS, Rule
 
-from .facts import TRANSFORMER
-from .loading import LOADER, SPEC, transformer_config
-
-
-class Krea2Names(BlockNames):
-    """The maps of one model; what fuses the text is not counted among its blocks."""
-
-    blocks: ClassVar[re.Pattern[str]] = re.compile(r"backbone\.transformer_blocks\.(\d+)\.(.+)")
-
+from .loading import LOADER
 
 ARCHITECTURES = (
-    Architecture(
-        name="krea2",
-        label="Krea 2",
-        spec=SPEC,
-        is_backbone=lambda config: True,
-        config_of=lambda header, shapes: transformer_config(shapes),
-        files=(TRANSFORMER,),
-        encoders=(),
-        version=LOADER.version,
+    rules.transformer_architecture(
+        LOADER,
         told_by=("krea2", "krea_2", "krea-2", "krea 2"),
-        prefixes=rules.TRANSFORMER_PREFIXES,
-        layer_names=Krea2Names,
+        # What fuses the text is not counted among the blocks.
+        layer_names=BlockNames,
         ranks=ranks_of_plain,
-        has_one_alpha=False,
         # diffusers stops at an alpha under these names.
         comfyui_endings="peft without alpha",
         readers={

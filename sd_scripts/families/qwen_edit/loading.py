@@ -208,11 +208,7 @@ def _check_fit(base: Base, given_names: Sequence[str], version: str) -> None:
     encoder = config_of(networks["te1"].module)
     option = "text_encoder" if "te1" in given_names else BASE
     width = encoder["text_config"]["hidden_size"]
-    if width != config.joint_attention_dim:
-        problems.append(
-            f"{option}: the text encoder makes rows of {width} numbers, but the transformer takes {config.joint_attention_dim}; "
-            "Qwen-Image reads with Qwen2.5-VL-7B"
-        )
+    problems += transformer.width_problems(given_names, width, config.joint_attention_dim, "Qwen-Image reads with Qwen2.5-VL-7B")
     if "te1" in base.tokenizers:
         words, mark = base.tokenizers["te1"], encoder["image_token_id"]
         tried(problems, lambda: qwen_templates.check_tokenizer(words, version, mark, option))

@@ -20,7 +20,7 @@ from sd_scripts.families.common.qwen3vl import QWEN3VL_PART, WORDS
 from sd_scripts.families.common.qwen3vl_signs import TEXT_ENCODER
 from sd_scripts.families.common.transformer_loading import Companion, Loader
 from sd_scripts.library.core.protocols import Dtypes, Version
-from sd_scripts.library.loading.common import BASE, Base, FamilySpec, PartSpec, config_of
+from sd_scripts.library.loading.common import Base, FamilySpec, PartSpec, config_of
 
 from .facts import TRANSFORMER, VAE
 from .network import QwenImage21Network
@@ -63,19 +63,10 @@ def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 def _problems(base: Base, given: Sequence[str], options: QwenImage21ModelOptions, dtype: Dtypes) -> list[str]:
-    config, vae = base.networks["backbone"].module.config, base.networks["vae"].module.config
-    words, problems = config_of(base.networks["te1"].module)["text_config"], []
-    if config.in_channels != vae.z_dim:
-        problems.append(
-            f"{'vae' if 'vae' in given else BASE}: the transformer takes latents of {config.in_channels} channels, but those of the VAE "
-            f"have {vae.z_dim}"
-        )
-    if config.context_in_dim != words["hidden_size"]:
-        problems.append(
-            f"{'text_encoder' if 'te1' in given else BASE}: the text encoder makes rows of {words['hidden_size']} numbers, but the "
-            f"transformer takes {config.context_in_dim}; {SPEC.label} reads with Qwen3-VL-8B"
-        )
-    return problems
+    takes, words = base.networks["backbone"].module.config.context_in_dim, config_of(base.networks["te1"].module)["text_config"]
+    reads = f"{SPEC.label} reads with Qwen3-VL-8B"
+    problems = transformer.channel_problems(base, given, base.networks["vae"].module.config.z_dim)
+    return problems + transformer.width_problems(given, words["hidden_size"], takes, reads)
 
 
 SPEC = FamilySpec(

@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from typing import ClassVar
-
 from sd_scripts.families.common import reader_rules as rules
 from sd_scripts.families.common.plain_names import PlainNames, ranks_of_plain
-from sd_scripts.library.adapters.architectures import Architecture
 from sd_scripts.library.adapters.readers import LORA, Rule
 
-from .facts import TRANSFORMER
-from .loading import LOADER, SPEC, transformer_config
-
-
-class QwenImage21Names(PlainNames):
-    """The maps of one model."""
-
-    blocks: ClassVar[re.Pattern[str]] = re.compile(r"backbone\.transformer_blocks\.(\d+)\.(.+)")
-
+from .loading import LOADER
 
 ARCHITECTURES = (
-    Architecture(
-        name="qwen_image21",
-        label="Qwen-Image-2.1",
-        spec=SPEC,
-        is_backbone=lambda config: True,
-        config_of=lambda header, shapes: transformer_config(shapes),
-        files=(TRANSFORMER,),
-        encoders=(),
-        version=LOADER.version,
+    rules.transformer_architecture(
+        LOADER,
         told_by=("qwen_image_21", "qwen-image-2.1"),
-        prefixes=rules.TRANSFORMER_PREFIXES,
-        layer_names=QwenImage21Names,
+        layer_names=PlainNames,
         ranks=ranks_of_plain,
-        has_one_alpha=False,
         comfyui_endings="peft",
         readers={
             # ComfyUI holds the two as one matrix, which it divides for diffusers' names alone.

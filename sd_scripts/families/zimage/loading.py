@@ -110,20 +110,11 @@ def _check_fit(base: Base, given_names: Sequence[str], options: ZImageModelOptio
     """Raises OptionError when the transformer does not work on the VAE's latents or the encoder's text, or cannot be trained here."""
     config, vae = base.networks["backbone"].module.config, base.networks["vae"].module.config
     encoder = config_of(base.networks["te1"].module)
-    problems = []
-    if config.in_channels != vae.latent_channels:
-        problems.append(
-            f"{'vae' if 'vae' in given_names else BASE}: the transformer takes latents of {config.in_channels} channels, but those "
-            f"of the VAE have {vae.latent_channels}"
-        )
+    problems = transformer.channel_problems(base, given_names, vae.latent_channels)
     if config.siglip_feat_dim is not None:
         problems.append(f"{BASE}: {base.source.label} is a Z-Image-Omni model, which cannot be trained here")
     option = "text_encoder" if "te1" in given_names else BASE
-    if encoder["hidden_size"] != config.cap_feat_dim:
-        problems.append(
-            f"{option}: the text encoder makes rows of {encoder['hidden_size']} numbers, but the transformer takes {config.cap_feat_dim}; "
-            "Z-Image reads with Qwen3-4B"
-        )
+    problems += transformer.width_problems(given_names, encoder["hidden_size"], config.cap_feat_dim, "Z-Image reads with Qwen3-4B")
     # Text is padded to a multiple of 32 tokens, and the image stands one place behind it.
     room = (config.axes_lens[0] - 2) // 32 * 32
     if options.max_token_length > room:
