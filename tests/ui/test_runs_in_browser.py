@@ -493,6 +493,10 @@ def test_a_studio_killed_and_started_again_loses_nothing(place: Any, studios: Ca
 def test_lists_of_choices_look_like_ones_and_sizes_of_files_stand_in_one_column(place: Any, visit: Callable[..., Any]) -> None:
     page = visit(place[0].url).page
     (next(path for path in place[0].output_dir.glob("*") if path.name.endswith("whole")) / "whole.safetensors").write_bytes(b"no model")
+    # Without a button beside it, at the edge.
+    runs_tab(page, "broken")
+    edge = "node => node.querySelector('ul').getBoundingClientRect().right - node.querySelector('.kr-size').getBoundingClientRect().right"
+    assert abs(page.locator("#kl-runs .kr-files").evaluate(edge)) < 1
     runs_tab(page, "whole")
     expect(page.locator("#kl-runs .kr-files .kr-button")).to_be_visible()
     plain = (
