@@ -178,8 +178,6 @@ class FlowObjectiveOptions(RegressionOptions):
     target: ClassVar[Literal["velocity"]] = "velocity"
 
     huber_schedule: Annotated[Literal["constant", "exponential", "snr"], _HUBER] = "constant"
-    """How c of huber and smooth_l1 changes with the noise level: not, exponentially in time down to huber_c, or with the signal-to-noise
-    ratio."""
     size_shifts: ClassVar[dict[str, SizeShift]] = {}
     """What of timestep_sampling shifts by the image's size."""
 

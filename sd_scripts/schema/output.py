@@ -111,7 +111,6 @@ class AdapterOutputOptions(OutputOptions):
     """Run folder, saved adapter files, states, trackers, metadata."""
 
     output_name: Annotated[Name, Show(basic=True)] = "lora"
-    """Name of the saved files, without folder and ending."""
     save_model_as: Literal["kohya", "diffusers", "comfyui"] = "kohya"
     """Names inside the saved .safetensors file. A LoRA is read whole with kohya's by ComfyUI, Forge, sd-scripts, diffusers; with
     diffusers' by diffusers; with comfyui's (`diffusion_model.`) by ComfyUI, Forge. verify_lora counts the layers of a file."""

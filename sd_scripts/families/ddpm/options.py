@@ -127,9 +127,7 @@ class DdpmDatasetOptions(DatasetOptions):
     """Training size, N or W,H: each image is resized to about this area, in its own aspect ratio when buckets are on. Pixels: 32 to 128;
     latents: 256 or more."""
     min_bucket_reso: Annotated[Side, Show(unit="px")] = 32
-    """Shortest side of a bucket."""
     train_batch_size: Annotated[Batch, Show(basic=True)] = 16
-    """Images in one forward pass on one device."""
     caption_dropout_rate: Fraction = 0.1
     """Chance that an image is shown with an empty caption, by which the model learns what guidance (CFG) leads away from."""
 
@@ -154,7 +152,6 @@ class DdpmTrainingOptions(TrainingOptions):
     """Length, precision, accumulation, averaging, logging interval."""
 
     max_train_steps: Annotated[Count, Show(basic=True, unit="steps")] = 100_000
-    """Optimizer steps of the whole run."""
     use_ema: bool = True
     """Keep an exponential moving average of the trained weights; previews and saved files use it. From nothing it makes a large
     difference."""
@@ -180,7 +177,6 @@ class DdpmSampleOptions(SamplerSampleOptions):
     sample_steps: Annotated[int, Field(ge=1, le=1000)] = 30
     """Denoising steps of a preview without --s: exactly so many steps of the sampler."""
     sample_cfg_scale: NotNegative = 3.0
-    """Guidance scale of a preview without --l; 1 turns guidance off."""
 
 
 class DdpmOutputOptions(ModelOutputOptions):

@@ -132,11 +132,8 @@ class LgtDatasetOptions(DatasetOptions):
     """Folder with one sub-folder for each style, whose name is the style's; the images need not show the same things. `toy:styles` draws
     a built-in data set."""
     resolution: Annotated[Size, Show(basic=True, unit="px")] = (256, 256)
-    """Training size, N or W,H: each image is resized to about this area, in its own aspect ratio when buckets are on."""
     min_bucket_reso: Annotated[Side, Show(unit="px")] = 64
-    """Shortest side of a bucket."""
     train_batch_size: Annotated[Batch, Show(basic=True)] = 16
-    """Images in one forward pass on one device."""
     caption_dropout_rate: Fraction = 0.1
     """Chance that a sample is trained without a style: towards the average of all styles, by which the model learns what guidance leads
     away from. Drawn for each sample."""
@@ -164,7 +161,6 @@ class LgtTrainingOptions(TrainingOptions):
     """Length, precision, accumulation, averaging, logging interval."""
 
     max_train_steps: Annotated[Count, Show(basic=True, unit="steps")] = 20_000
-    """Optimizer steps of the whole run."""
     use_ema: bool = True
     """Keep an exponential moving average of the trained weights; evaluations and saved files use it."""
 
@@ -355,7 +351,6 @@ class LgtOutputOptions(ModelOutputOptions):
     """Run folder, saved models, states, trackers, metadata."""
 
     output_name: Annotated[str, Show(basic=True), Field(pattern=r"^[^\x00-\x1f/\\:*?\"<>|.][^\x00-\x1f/\\:*?\"<>|]{0,119}$")] = "styles"
-    """Name of the saved files, without folder and ending."""
     save_model_as: Literal["safetensors", "diffusers"] = "safetensors"
     """How the model is written. safetensors: one file with U-Net, VAE and the names of the styles, which `lgt_infer.py` reads; diffusers: a
     folder with a part in each sub-folder."""

@@ -83,7 +83,6 @@ class QwenImageDatasetOptions(PairDatasetOptions):
     same names, and `control_1`, `control_2` for further ones. For text to image a folder of images. `toy:edit_border` draws a built-in
     data set."""
     bucket_reso_steps: Annotated[int, Field(ge=16, le=512), Show(unit="px")] = 32
-    """Bucket sides are multiples of this."""
 
 
 class QwenImageNetworkOptions(TransformerNetworkOptions):

@@ -51,7 +51,6 @@ class SdDatasetOptions(DatasetOptions):
     """Training size, N or W,H: each image is resized to about this area, in its own aspect ratio when buckets are on. 512 for 1.x and 2.x
     base, 768 for the larger 2.x."""
     max_bucket_reso: Annotated[Side, Show(unit="px")] = 1024
-    """Longest side of a bucket."""
 
 
 class _SdRun(UNetRun):
