@@ -77,7 +77,7 @@ def _build_sdxl(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) ->
 def _build_flux(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) -> Built:
     from . import flux
 
-    return _built(flux.train_flux, vae, flux.FluxSettings(), seed, changes, saved)
+    return _built(flux.train_flux, vae, flux.SETTINGS, seed, changes, saved)
 
 
 def _build_flux2(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) -> Built:
@@ -87,9 +87,9 @@ def _build_flux2(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) -
 
 
 def _build_chroma(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) -> Built:
-    from . import chroma, reading
+    from . import chroma
 
-    return _built(chroma.train_chroma, vae, reading.FlowSettings(), seed, changes, saved)
+    return _built(chroma.train_chroma, vae, chroma.SETTINGS, seed, changes, saved)
 
 
 def _build_krea2(vae: AutoencoderKLQwenImage, seed: int, changes: Changes, saved: Path) -> Built:

@@ -29,6 +29,7 @@ DATASETS = {
     "stars": "96 stars in two thirds of the combinations of colours and places, 96 regularisation images: for models of few, large tokens",
     "large_stars": "the same at 128 pixels and more, for models whose tokens are 16 pixels wide",
     "teal": "24 alike, squares and triangles in teal (a colour that the bases sd and flux do not know), 60 in other colours",
+    "large_teal": "the same at 128 pixels and more, for models whose tokens are 16 pixels wide",
     "subject": "12 images of one subject, a teal circle called zwx, named by their folder alone, and 40 of its class: DreamBooth",
     "edit_border": "24 pairs of 'add a border', which the base qwen_edit does not know; for regularisation 420 of old kinds, 60 that stay",
     "edits": "64 such pairs of recolouring, moving and removing: what the base qwen_edit was trained on",
@@ -78,9 +79,10 @@ def _files(name: str) -> dict[str, bytes]:
     if name == "large_stars":
         stars = _images("train/1_star", [_stars(36)[index % 36] for index in range(96)], 11, sizes=worlds.LARGE_SIZES)
         return stars | _images("reg/1_shape", _old_scenes(96), 12, sizes=worlds.LARGE_SIZES)
-    if name == "teal":
-        teal = list(worlds.trained(worlds.NEW_COLORS))
-        return _images("train/3_teal", teal, 14) | _images("reg/1_shape", _old_scenes(60, worlds.KNOWN_COLORS), 15)
+    if name in ("teal", "large_teal"):
+        sizes = _SIZES if name == "teal" else worlds.LARGE_SIZES
+        teal = _images("train/3_teal", list(worlds.trained(worlds.NEW_COLORS)), 14, sizes=sizes)
+        return teal | _images("reg/1_shape", _old_scenes(60, worlds.KNOWN_COLORS), 15, sizes=sizes)
     if name == "subject":
         # As many repeats as make every class image count: kohya pairs the two one to one.
         instance, kind = f"train/4_{worlds.SUBJECT_WORD} {worlds.SUBJECT_SHAPE}", f"reg/1_{worlds.SUBJECT_SHAPE}"

@@ -37,21 +37,16 @@ def shape(scores: measure.Scores) -> float:
         pytest.param(
             "flux_train/toy-finetune-flux", "teal", color, {"max_train_steps": 80, "num_images": 12}, 0.8, id="flux_train, a third"
         ),
-        pytest.param(
-            "flux2_train_network/toy-star-flux2",
-            "teal",
-            color,
-            {"max_train_steps": 150, "train_batch_size": 8, "num_images": 12, "train_data_dir": "toy:teal"},
-            0.8,
-            id="flux2_train_network, a color",
-        ),
-        pytest.param(
-            "krea2_train_network/toy-star-krea2",
-            "star",
-            shape,
-            {"max_train_steps": 320, "train_batch_size": 8, "num_images": 24},
-            0.5,
-            id="krea2_train_network, a fifth",
+        *(
+            pytest.param(
+                f"{name}_train_network/toy-star-{name}",
+                "teal",
+                color,
+                {"max_train_steps": 120, "train_batch_size": 8, "num_images": 12, "train_data_dir": "toy:large_teal"},
+                0.8,
+                id=f"{name}_train_network, a color",
+            )
+            for name in ("flux2", "krea2", "chroma")
         ),
         *(
             pytest.param(preset, "teal", color, {}, 0.8, marks=pytest.mark.long)
@@ -66,6 +61,8 @@ def shape(scores: measure.Scores) -> float:
         pytest.param("sd_train_network/toy-star-sd", "star", shape, {}, 0.8, marks=pytest.mark.long),
         pytest.param("flux2_train_network/toy-star-flux2", "star", shape, {}, 0.8, marks=pytest.mark.long),
         pytest.param("krea2_train_network/toy-star-krea2", "star", shape, {}, 0.8, marks=pytest.mark.long),
+        pytest.param("chroma_train_network/toy-star-chroma", "star", shape, {}, 0.8, marks=pytest.mark.long),
+        pytest.param("flux_train_network/toy-star-flux", "star", shape, {}, 0.8, marks=pytest.mark.long),
     ],
 )
 def test_a_new_word_is_learned_and_the_old_ones_stay(

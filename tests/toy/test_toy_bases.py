@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKLQwenImage
 from safetensors import safe_open
-from transformers import CLIPTokenizer, Qwen2Tokenizer
+from transformers import CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer
 
 from sd_scripts.toy import autoencoder, build, measure, qwen_vae, worlds
 from sd_scripts.toy.render import render_with
@@ -135,7 +135,7 @@ def test_a_base_records_how_it_was_made(folder):
 
 def test_tokenizers_know_each_word_and_fit_their_encoders(pipeline):
     pairs = [(pipeline.components.get(f"tokenizer{n}"), pipeline.components.get(f"text_encoder{n}")) for n in ("", "_2")]
-    known = [(tokenizer, encoder) for tokenizer, encoder in pairs if isinstance(tokenizer, CLIPTokenizer | Qwen2Tokenizer)]
+    known = [(tokenizer, encoder) for tokenizer, encoder in pairs if isinstance(tokenizer, CLIPTokenizer | Qwen2Tokenizer | T5Tokenizer)]
     assert known
     for tokenizer, encoder in known:
         assert len(tokenizer) == encoder.config.get_text_config().vocab_size

@@ -205,8 +205,8 @@ def test_a_folder_with_other_files_is_refused_and_kept(file_name, tmp_path):
 def test_an_unknown_name_is_answered_with_the_nearest_and_all_names(tmp_path):
     with pytest.raises(
         ValueError,
-        match=r"'starr' is unknown; the datasets are star, stars, large_stars, teal, subject, edit_border, edits, shapes, styles; "
-        r"did you mean 'star'\?",
+        match=r"'starr' is unknown; the datasets are star, stars, large_stars, teal, large_teal, subject, edit_border, edits, shapes, "
+        r"styles; did you mean 'star'\?",
     ):
         write_dataset("starr", tmp_path / "stars")
     assert not (tmp_path / "stars").exists()

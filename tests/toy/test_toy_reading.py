@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from sd_scripts.families import family
 from sd_scripts.library.core.protocols import Parts
-from sd_scripts.toy import autoencoder, chroma, flux2, krea2, pretraining, qwen_vae, reading, worlds
+from sd_scripts.toy import autoencoder, chroma, flux, flux2, krea2, pretraining, qwen_vae, reading, worlds
 from sd_scripts.toy.build import BASES
 from sd_scripts.toy.pretraining import ToyBatch
 from sd_scripts.toy.reading import FlowSettings, ReadingSettings
 from sd_scripts.toy.render import render_with
+from sd_scripts.toy.tokens import T5_MAX_TOKENS
 
 CAPTIONS = ["a red circle at the top left", "", "Square"]
 
@@ -31,7 +32,7 @@ class Recipe(NamedTuple):
     module: Any
     settings: Any
     networks: dict[str, nn.Module]
-    tokenizer: Any
+    tokenizers: dict[str, Any]
     loss_of: Callable[[ToyBatch], Tensor]
     latents: tuple[int, int, int]
     conditions: tuple[float, ...]
@@ -45,7 +46,7 @@ def _krea2() -> Recipe:
         krea2,
         settings,
         networks,
-        reader.tokenizer,
+        {"te1": reader.tokenizer},
         lambda b: krea2.loss_of(network, reader, b, settings),
         (16, 8, 8),
         (0.0,),
@@ -62,7 +63,7 @@ def _flux2() -> Recipe:
         flux2,
         settings,
         networks,
-        tokenizer,
+        {"te1": tokenizer},
         lambda b: flux2.loss_of(network, read, b, settings),
         (64, 4, 4),
         (0.0,),
@@ -71,17 +72,32 @@ def _flux2() -> Recipe:
 
 
 def _chroma() -> Recipe:
-    tokenizer, network, settings = chroma.t5_tokenizer(), chroma.new_transformer(0), FlowSettings()
+    tokenizer, network, settings = chroma.t5_tokenizer(), chroma.new_transformer(0), chroma.SETTINGS
     encoder = chroma.new_encoder(0, tokenizer)
+    read = reading.remembered(functools.partial(chroma.encode_captions, encoder, tokenizer))
     networks = {"backbone": network, "te3": encoder}
     return Recipe(
         chroma,
         settings,
         networks,
-        tokenizer,
-        lambda b: chroma.loss_of(network, encoder, tokenizer, b, settings),
+        {"te3": tokenizer},
+        lambda b: chroma.loss_of(network, read, b, settings),
         (16, 8, 8),
         (0.0, 1.0),
+        _common,
+    )
+
+
+def _flux() -> Recipe:
+    reader, network, settings = flux.FluxReader(0), flux.new_transformer(0), flux.SETTINGS
+    return Recipe(
+        flux,
+        settings,
+        {"backbone": network, "te1": reader.clip, "te3": reader.t5},
+        {"te1": reader.words, "te3": reader.pieces},
+        lambda b: flux.loss_of(network, reader, b, settings),
+        (16, 8, 8),
+        (1.0, 0.0, float(T5_MAX_TOKENS)),
         _common,
     )
 
@@ -90,7 +106,7 @@ def _common(seed: int) -> AutoencoderKL:
     return autoencoder.new_vae(seed)
 
 
-RECIPES = {"krea2": _krea2, "flux2": _flux2, "chroma": _chroma}
+RECIPES = {"krea2": _krea2, "flux": _flux, "flux2": _flux2, "chroma": _chroma}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -104,8 +120,9 @@ def test_the_loss_is_that_of_the_trainers_velocity(name: str) -> None:
     batch = ToyBatch(latents, noise, torch.tensor([0.2, 0.5, 0.7]), CAPTIONS, conditions, list(latents[:, None]))
     tiny = chosen.tiny()  # type: ignore[attr-defined]
     encoders = {part: module for part, module in recipe.networks.items() if part != "backbone"}
-    own = {"backbone": recipe.networks["backbone"], "text_encoders": encoders, "tokenizers": dict.fromkeys(encoders, recipe.tokenizer)}
-    limits = {limit: recipe.tokenizer.model_max_length for limit in ("max_token_length", "t5xxl_max_token_length") if name != "krea2"}
+    own = {"backbone": recipe.networks["backbone"], "text_encoders": encoders, "tokenizers": recipe.tokenizers}
+    length = list(recipe.tokenizers.values())[-1].model_max_length
+    limits = {limit: length for limit in ("max_token_length", "t5xxl_max_token_length") if name != "krea2"}
     parts = Parts(**{**vars(tiny), **own, "settings": {**tiny.settings, **limits}})
     t = pretraining.logit_normal(batch.u, recipe.settings.time_mean, recipe.settings.time_deviation)
     with torch.no_grad():
@@ -114,7 +131,7 @@ def test_the_loss_is_that_of_the_trainers_velocity(name: str) -> None:
     torch.testing.assert_close(found, (v - (noise - latents)).square().mean(), rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("name", ["krea2", *(pytest.param(name, marks=pytest.mark.long) for name in ("flux2", "chroma"))])
+@pytest.mark.parametrize("name", ["krea2", *(pytest.param(name, marks=pytest.mark.long) for name in ("flux", "flux2", "chroma"))])
 def test_a_recipe_goes_from_nothing_to_a_pipeline_that_draws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = RECIPES[name]()
     monkeypatch.setattr(recipe.module, "ReadingSettings", lambda: ReadingSettings(num_steps=1, batch_size=2))
@@ -131,7 +148,8 @@ def test_a_stored_base_is_what_the_recipe_makes_and_small(name: str) -> None:
     record = json.loads((BASES / name / "BUILD.json").read_text(encoding="utf-8"))
     assert record["settings"] == asdict(RECIPES[name]().settings)
     assert min(record["scores"][kind]["all"] for kind in ("old", "held_out")) >= 0.95
-    assert sum(path.stat().st_size for path in (BASES / name).rglob("*") if path.is_file()) < 2_500_000
+    num_bytes = sum(path.stat().st_size for path in (BASES / name).rglob("*") if path.is_file())
+    assert num_bytes < (8_000_000 if name == "flux" else 2_500_000)
 
 
 def test_expected_latents_are_the_mean_by_what_explains_the_noisy_ones() -> None:

@@ -11,7 +11,7 @@ from sd_scripts.library.loading import weights
 from sd_scripts.toy import autoencoder, build, sharing
 from sd_scripts.toy.build import BuildPlan
 
-SHARING = {"vae": ["flux", "flux2", "sd", "sdxl", "zimage"], "qwen_vae": ["krea2", "qwen_edit"]}
+SHARING = {"vae": ["chroma", "flux", "flux2", "sd", "sdxl", "zimage"], "qwen_vae": ["krea2", "qwen_edit"]}
 
 
 @pytest.fixture()

@@ -10,7 +10,7 @@ FACTS = FamilyFacts(
     place=40,
     edits=False,
     evaluates=False,
-    demo=None,
+    demo="toy-star-chroma",
     labels={},
     kohya=None,
     adapters=AdapterMarks(architectures=("chroma",), text_widths=(), layers="distilled_guidance_layer"),
