@@ -494,7 +494,9 @@ def test_lists_of_choices_look_like_ones_and_sizes_of_files_stand_in_one_column(
     page = visit(place[0].url).page
     (next(path for path in place[0].output_dir.glob("*") if path.name.endswith("whole")) / "whole.safetensors").write_bytes(b"no model")
     # Without a button beside it, at the edge.
-    runs_tab(page, "broken")
+    runs_tab(page, "at-once")
+    expect(page.locator("#kl-runs .kr-files li")).to_have_text([re.compile("config.toml")])
+    expect(page.locator("#kl-runs .kr-files .kr-size").first).to_be_visible()
     edge = "node => node.querySelector('ul').getBoundingClientRect().right - node.querySelector('.kr-size').getBoundingClientRect().right"
     assert abs(page.locator("#kl-runs .kr-files").evaluate(edge)) < 1
     runs_tab(page, "whole")
