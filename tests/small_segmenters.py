@@ -31,8 +31,16 @@ SIDE = 64
 NAMES = {0: "background", 1: "person", 2: "car, automobile", 3: "sky"}
 
 
-def _kept(model: Any, processor: Any, folder: Path) -> Path:
+def _saved(model: Any, folder: Path) -> None:
+    """Random weights as published classes begin with (0.02) say nearly the same of all pixels, so that rounding would decide."""
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.data *= 8
     model.save_pretrained(folder)
+
+
+def _kept(model: Any, processor: Any, folder: Path) -> Path:
+    _saved(model, folder)
     processor.save_pretrained(folder)
     return folder
 
@@ -114,7 +122,7 @@ def sam3_words(folder: Path) -> Path:
 
 def _with_square(model: Any, folder: Path, side: int, mean: list[float], std: list[float]) -> Path:
     """With the file that says as what an image is shown; transformers' class for it needs torchvision."""
-    model.save_pretrained(folder)
+    _saved(model, folder)
     kept = {"size": {"height": side, "width": side}, "image_mean": mean, "image_std": std}
     (folder / "preprocessor_config.json").write_text(json.dumps(kept))
     return folder

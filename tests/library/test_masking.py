@@ -97,6 +97,7 @@ def test_sam_is_asked_at_the_points_and_in_the_box_that_were_given(name: str, ta
     logits = answer.pred_masks[0, 0, int(answer.iou_scores[0, 0].argmax())]
     whole = interpolate(logits[None, None], (side, side), mode="bilinear", align_corners=False)[0, 0].numpy()
     clear = np.abs(whole) > 1e-4 * np.abs(whole).max()
+    assert clear.mean() > 0.9
     np.testing.assert_array_equal((told > 0)[clear], (whole > 0)[clear])
 
 
@@ -120,7 +121,7 @@ def test_sam_3_finds_everything_that_the_words_name(tmp_path: Path, monkeypatch:
     shares = torch.cat([mask[score > least] for mask, score in zip(masks, scores, strict=True)]).numpy()
     told_of = models.opened(folder, options_for(model=folder, mask_labels=asked)).mask(image)
     clear = (np.abs(shares - 0.5) > 1e-5).all(0)
-    assert len(shares) and clear.any()
+    assert len(shares) and clear.mean() > 0.9
     np.testing.assert_array_equal((told_of > 0)[clear], (shares > 0.5).any(0)[clear])
 
 

@@ -174,9 +174,9 @@ def test_points_and_a_box_go_to_a_model_and_what_it_finds_comes_back(studio: Any
     page = visited.page
     opened(page, folder)
     edit(page, 4)
-    ask = page.get_by_role("button", name="Find it by a model")
+    ask = page.get_by_role("button", name="Segment with a model")
     expect(ask).to_be_disabled()
-    page.get_by_text("Box").click()
+    page.get_by_text("Box", exact=True).click()
     draw(page, (0.1, 0.2), (0.8, 0.9))
     page.get_by_text("Include point").click()
     draw(page, (0.5, 0.5))

@@ -174,7 +174,7 @@ export async function openMask(desk, index, { changed, find }) {
       return node;
     }));
     turn();
-    tell(t`${points.length} points${box ? t`, and a box` : ""}. Find it by a model starts the work.`);
+    tell(t`${points.length} points${box ? t`, and a box` : ""}. Next: Segment with a model.`);
   }
 
   const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
