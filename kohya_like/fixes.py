@@ -6,6 +6,7 @@ makes a run of its own, which begins with the newest state of this one.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.labels import label
 from sd_scripts.schema.runs import RunOptions
 
-from . import resuming
+from . import monitor, resuming
 from .causes import Cause
 from .supervisor import Job, JobSupervisor
 
@@ -63,7 +64,7 @@ def fix_of(job: Job, cause: Cause) -> Fix | None:
             after = flat.build(type(options), {**flat.flatten(options), **changes})
         except OptionError:
             continue
-        text = _goes_on(job) if _is_same(options, after) else f"A new run begins with these settings, {_from(job)}."
+        text = _goes_on(job) if _is_same(options, after) else f"A new run begins with these settings, {_from(_begins(job, changes))}."
         return Fix(text, "Change this and start again", changes, shown=_shown(options, after, changes))
     return Fix(_goes_on(job), "Start again") if cause.kind in ("passing", "ram", "readers") else None
 
@@ -74,7 +75,7 @@ def start(supervisor: JobSupervisor, job: Job, fix: Fix) -> Job:
     after = flat.build(type(before), {**flat.flatten(before), **fix.changes})
     if _is_same(before, after):
         return supervisor.start(after.script, after, resume=job.path)
-    state, _ = resuming.newest_state(job.run.state)
+    state = _begins(job, fix.changes)
     begins = after.distributed.model_copy(update={"resume": "none" if state is None else str(state)})
     return supervisor.start(after.script, after.model_copy(update={"distributed": begins}))
 
@@ -125,12 +126,17 @@ def _value(value: Any) -> str:
     return " x ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
+def _begins(job: Job, changes: Mapping[str, Any]) -> Path | None:
+    """The state that a new run begins with. Smaller steps begin before the last: with its weights the loss was no number."""
+    farewell = monitor.summary(job.run.events_file).farewell if "learning_rate" in changes else None
+    return resuming.newest_state(job.run.state, math.inf if farewell is None else farewell.step)[0]
+
+
 def _goes_on(job: Job) -> str:
-    return f"The run goes on in its folder, {_from(job)}."
+    return f"The run goes on in its folder, {_from(resuming.newest_state(job.run.state)[0])}."
 
 
-def _from(job: Job) -> str:
-    state, _ = resuming.newest_state(job.run.state)
+def _from(state: Path | None) -> str:
     return "from the first step" if state is None else f"from the state of step {int(state.name)}"
 
 

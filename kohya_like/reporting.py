@@ -125,17 +125,16 @@ def _previews(job: Job, progress: monitor.Progress, hidden: Hidden) -> str:
     steps = sorted({step for step, _ in progress.samples})
     count = min(MOST_STEPS, len(steps))
     chosen = sorted({steps[round(place * (len(steps) - 1) / max(1, count - 1))] for place in range(count)})
-    prompts = sorted({index for _, index in progress.samples})[:MOST_PROMPTS]
+    # A prompt may be another one from some step on.
+    prompts = sorted({(index, event.prompt) for (step, index), event in progress.samples.items() if step in chosen})[:MOST_PROMPTS]
     rows = []
-    for index in prompts:
-        cells, texts = [], []
+    for index, prompt in prompts:
+        cells = []
         for step in chosen:
             event = progress.samples.get((step, index))
-            texts += [event.prompt] if event else []
-            cells.append(f"<td>{_image(job.run.samples / Path(event.file).name, f'step {step}') if event else ''}</td>")
-        rows.append(
-            f'<tr><th colspan="{len(chosen)}">{_text(hidden.out_of(texts[-1]) if texts else "")}</th></tr><tr>{"".join(cells)}</tr>'
-        )
+            drawn = event is not None and event.prompt == prompt
+            cells.append(f"<td>{_image(job.run.samples / Path(event.file).name, f'step {step}') if event and drawn else ''}</td>")
+        rows.append(f'<tr><th colspan="{len(chosen)}">{_text(hidden.out_of(prompt))}</th></tr><tr>{"".join(cells)}</tr>')
     head = "".join(f'<th scope="col">step {step}</th>' for step in chosen)
     return f'<div class="images"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>' if rows else ""
 

@@ -7,6 +7,7 @@ files of the model have changed since.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -29,6 +30,8 @@ OFFERED_RUNS, OFFERED_STATES = 5, 5
 """Runs, and states of each, that are offered to begin from, newest first."""
 AT_START = "Whether images, captions or files of the model have changed is looked at when it starts, and the log says so."
 
+UnderWay = Callable[[Path], str]
+"""The state of the run in a folder where it is running or queued, otherwise nothing."""
 Kind = Literal["new", "continue", "from state", "finished", "busy", "refused"]
 
 
@@ -74,28 +77,28 @@ class Foresight:
         return asdict(self)
 
 
-def foresight(options: RunOptions, is_at_work: Callable[[Path], bool]) -> Foresight:
-    """What the page shows for these options. is_at_work: whether the run in a folder is running or queued."""
-    found = outlook(options, is_at_work)
+def foresight(options: RunOptions, under_way: UnderWay) -> Foresight:
+    """What the page shows for these options."""
+    found = outlook(options, under_way)
     return Foresight(found.kind, found.text, found.notes, list(_offers(options)))
 
 
-def outlook(options: RunOptions, is_at_work: Callable[[Path], bool]) -> Outlook:
+def outlook(options: RunOptions, under_way: UnderWay) -> Outlook:
     """What a start with these options would do."""
     asked = options.distributed.resume.strip()
     if asked == "none":
         return Outlook("new", "Starts a new run from the first step, because resume is none.")
     if asked == "auto":
-        return _automatic(options, is_at_work)
+        return _automatic(options, under_way)
     if asked == "latest":
-        return _latest(options, is_at_work)
+        return _latest(options, under_way)
     epoch = epoch_in(asked)
     if epoch is not None:
         return _from_epoch(options, epoch)
     return _from_step(options, int(asked)) if asked.isdigit() else _from_path(options, Path(asked).expanduser())
 
 
-def _automatic(options: RunOptions, is_at_work: Callable[[Path], bool]) -> Outlook:
+def _automatic(options: RunOptions, under_way: UnderWay) -> Outlook:
     """The newest run of this name with the same settings and images goes on; without one, a new run begins."""
     others: list[tuple[str, str]] = []
     for run in _named(options):
@@ -103,9 +106,8 @@ def _automatic(options: RunOptions, is_at_work: Callable[[Path], bool]) -> Outlo
         if differing:
             others.append((run.name, differing))
             continue
-        if is_at_work(run.path):
-            text = f"{run.name} is at work with these settings. Another run with them needs resume = none."
-            return Outlook("busy", text, run=run.path)
+        if state := under_way(run.path):
+            return _busy(run, state)
         return _continued(run, options)
     if not others:
         return Outlook("new", "Starts a new run from the first step.")
@@ -113,20 +115,28 @@ def _automatic(options: RunOptions, is_at_work: Callable[[Path], bool]) -> Outlo
     return Outlook("new", "Starts a new run from the first step.", (f"{name} has the same name, but not the same settings: {differing}.",))
 
 
-def _latest(options: RunOptions, is_at_work: Callable[[Path], bool]) -> Outlook:
+def _latest(options: RunOptions, under_way: UnderWay) -> Outlook:
     """The newest run of this name that has a state goes on, and no other."""
     for run in _named(options):
         total = _total_steps(run, options)
         if newest_state(run.state)[0] is None and not (total is not None and is_finished(run, options.output, total)):
             continue
-        if is_at_work(run.path):
-            return Outlook("busy", f"{run.name} is at work. Another run with these settings needs resume = none.", run=run.path)
+        if state := under_way(run.path):
+            return _busy(run, state)
         differing = _differing(run, options)
         if differing:
             return Outlook("refused", f"{run.name} was trained with other settings ({differing}); auto starts a new run.", run=run.path)
         return _continued(run, options)
     text = f"latest needs a saved state, and no run named {options.output.output_name} in {options.output.output_dir} has one."
     return Outlook("refused", text)
+
+
+def _busy(run: RunDirectory, state: str) -> Outlook:
+    if state == "queued":
+        text = f"{run.name} waits in the queue. Another run with these settings needs resume = none."
+    else:
+        text = f"{run.name} is at work. Another run with these settings needs resume = none."
+    return Outlook("busy", text, run=run.path)
 
 
 def _continued(run: RunDirectory, options: RunOptions) -> Outlook:
@@ -233,10 +243,10 @@ def _total_steps(run: RunDirectory, options: RunOptions) -> int | None:
     return monitor.summary(run.events_file).steps or None
 
 
-def newest_state(folder: Path) -> tuple[Path | None, tuple[str, ...]]:
-    """The newest state whose files are all there, and a sentence for each newer one that is not."""
+def newest_state(folder: Path, before: float = math.inf) -> tuple[Path | None, tuple[str, ...]]:
+    """The newest state before a step whose files are all there, and a sentence for each newer one that is not."""
     broken = []
-    for path in reversed(state_folders(folder)):
+    for path in reversed([path for path in state_folders(folder) if int(path.name) < before]):
         try:
             read_manifest(path)
         except BrokenState as err:

@@ -126,7 +126,7 @@ class TrainTab:
         try:
             options = self.options(payloads)
             check_early(options)
-            outlook = resuming.outlook(options, self._is_at_work)
+            outlook = resuming.outlook(options, self._under_way)
             if not outlook.starts:
                 return _taken(outlook), None
             dataset_view.check(options, self.context.output_dir)
@@ -137,14 +137,14 @@ class TrainTab:
             return refusal(err), None
         return answer(f"{outlook.text} {_begun(job)}", problems=[], output=None, seen=True), job
 
-    def _is_at_work(self, run: Path) -> bool:
+    def _under_way(self, run: Path) -> str:
         job = self.context.supervisor.find(run.name)
-        return job is not None and job.path == run.resolve() and job.state in ("running", "queued")
+        return job.state if job is not None and job.path == run.resolve() and job.state in ("running", "queued") else ""
 
     def foresight(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """What Start would do with the form as it is. Nothing while something is wrong in it, unless it is the field resume."""
         try:
-            found = resuming.foresight(self.options([payload]), self._is_at_work)
+            found = resuming.foresight(self.options([payload]), self._under_way)
         except OptionError as err:
             text = " ".join(str(problem) for problem in err.problems if problem.option == "resume")
             found = resuming.Foresight("refused" if text else "", text)

@@ -4,7 +4,14 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { few, heat, over, pieces, powerLimit } from "../../kohya_like/web/runs/gpus.js";
 import { pairOf, rowsOf, when } from "../../kohya_like/web/runs/matrix.js";
+import { promptsOf } from "../../kohya_like/web/runs/previews.js";
 import { partsOf } from "../../kohya_like/web/runs/times.js";
+
+test("a prompt that took the place of another has previews of its own", () => {
+  const drawn = (step, index, prompt) => ({ step, index, prompt });
+  const samples = [drawn(0, 0, "a star"), drawn(0, 1, "a moon"), drawn(50, 0, "a sun"), drawn(50, 1, "a moon")];
+  assert.deepEqual(promptsOf(samples).map(({ prompt, step }) => [prompt, step]), [["a sun", 50], ["a star", 0], ["a moon", 50]]);
+});
 
 test("what is in no part of a step is the rest, and never below 0", () => {
   const head = [7, 1, 1, 1, 1, 1e-4]; // step, four losses, rate

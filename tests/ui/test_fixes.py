@@ -32,7 +32,7 @@ def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobS
 def failed(supervisor: JobSupervisor, steps: tuple[int, ...] = (), **values: object) -> Job:
     """A run that was killed, with states of these steps."""
     run = made(supervisor.root, options(supervisor.root, output_name="ill", **values), steps)
-    run.log(RunFailed(step=0, text="It ended."))
+    run.log(RunFailed(step=max(steps, default=0), text="It ended."))
     job = supervisor.find(run.name)
     assert job is not None and job.state == "failed"
     return job
@@ -65,13 +65,21 @@ def test_memory_is_spared_step_by_step_and_the_run_goes_on(supervisor: JobSuperv
 
 
 def test_a_loss_that_is_no_number_begins_a_run_with_smaller_steps(supervisor: JobSupervisor) -> None:
-    job = failed(supervisor, (300,), mixed_precision="fp16", learning_rate=3e-4)
+    # The last state is saved when the loss is no number; its weights would give it again.
+    job = failed(supervisor, (300, 310), mixed_precision="fp16", learning_rate=3e-4)
     fix = fixes.fix_of(job, of("", said=str(NonFiniteLoss(310, ["a.png"]))))
     assert fix is not None and dict(fix.changes) == {"mixed_precision": "bf16", "learning_rate": 1e-4}
     after = fixes.start(supervisor, job, fix)
     assert after.name != job.name and job.run.options().optimizer.learning_rate == 3e-4, "the old run stays as it was"
     assert after.run.options().distributed.resume == str(job.run.state / "000300")
     assert after.run.options().optimizer.learning_rate == 1e-4
+
+
+def test_a_loss_that_is_no_number_at_the_only_state_begins_from_the_first_step(supervisor: JobSupervisor) -> None:
+    job = failed(supervisor, (3,), learning_rate=100.0)
+    fix = fixes.fix_of(job, of("", said=str(NonFiniteLoss(3, ["a.png"]))))
+    assert fix is not None and fix.text == "A new run begins with these settings, from the first step."
+    assert fixes.start(supervisor, job, fix).run.options().distributed.resume == "none"
 
 
 @pytest.mark.parametrize(

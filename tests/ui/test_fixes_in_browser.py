@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 LONG = [(1440, 900, "dark"), (390, 844, "light"), (390, 844, "dark")]
 SIZES = [(1280, 720, "light"), *(pytest.param(*size, marks=pytest.mark.long) for size in LONG)]
 CARD = "#kl-runs .kr-cause"
+PATH = f"/data/{'stars/' * 40}a.png"
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     job = supervisor.start(SCRIPT, standin_runs.options(root, output_name="busy"))
     for name, text in (
         ("memory", "the device has no memory left"),
-        ("nan", "step 310: the loss is not a finite number. Images in the batch: a.png."),
+        ("nan", f"step 310: the loss is not a finite number. Images in the batch: {PATH}."),
         ("gone", "train_data_dir: /data/stars is not there; give a folder of images"),
         ("full", "OSError: [Errno 28] No space left on device"),
     ):
@@ -69,6 +70,7 @@ def test_a_failed_run_has_a_card_with_a_button_that_mends_it(
     page.get_by_role("button", name="Stop", exact=True).and_(page.locator("#kl-runs button")).click()
     # Smaller steps are another training: a run of its own, which is shown.
     opened(page, "nan")
+    assert page.locator(CARD).evaluate("card => card.scrollWidth <= card.clientWidth"), "a long path is broken over lines"
     expect(page.locator(f"{CARD} .kr-fix")).to_contain_text("Learning rate: 0.0001 → 3.3e-05. A new run begins with these settings")
     pressed(page, "Change this and start again")
     expect(page.locator("#kl-runs .kr-run > .kr-head .kr-badge")).to_have_text("Waiting")

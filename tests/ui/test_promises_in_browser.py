@@ -200,7 +200,7 @@ PROMISES: list[Promise] = [
     Promise("Guide me", ".kl-guide"),
     Promise("Close the guide", "#kl-start"),
     Promise("Train the demo", f"{LIVE} .kr-run", r"toy-star[\s\S]*Waiting", before=again),
-    Promise("Start training", ".kl-problems", "at work"),
+    Promise("Start training", ".kl-problems", "waits in the queue"),
     Promise("Open it", f"{RUNS} .kr-title", "toy-star"),
     Promise("Stop", f"{RUNS} .kr-run .kr-badge", "Stopped", RUNS),
     Promise("Train", "#kl-start"),

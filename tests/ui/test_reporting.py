@@ -131,6 +131,16 @@ def test_a_run_of_which_little_is_left_has_a_report_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.browser
+def test_a_prompt_that_was_changed_has_a_row_of_its_own(tmp_path: Path) -> None:
+    run = made(tmp_path, options(tmp_path, output_name="cat"))
+    run.samples.mkdir()
+    for step, prompt in ((0, "a star"), (10, "a star"), (20, "a sun")):
+        Image.new("RGB", (48, 48)).save(run.samples / f"{step}.png")
+        run.log(Previewed(step=step, index=0, file=f"samples/{step}.png", prompt=prompt))
+    of_sun, of_star = (re.search(rf">{prompt}</th></tr><tr>(.*?)</tr>", report(run)) for prompt in ("a sun", "a star"))
+    assert of_sun is not None and of_star is not None and (of_sun[1].count("<img"), of_star[1].count("<img")) == (1, 2)
+
+
 @pytest.mark.parametrize("width", [1280, pytest.param(390, marks=pytest.mark.long)])
 def test_a_report_is_read_in_a_browser_from_its_file(width: int, window: Page, tmp_path: Path) -> None:
     file = tmp_path / "report.html"

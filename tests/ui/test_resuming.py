@@ -31,8 +31,8 @@ from tests.made_here import lora_of
 from tests.ui.runs_on_disk import BASE, made, options, settings
 
 
-def idle(_run: Path) -> bool:
-    return False
+def idle(_run: Path) -> str:
+    return ""
 
 
 def trainer(of: RunOptions, run_dir: Path | None = None) -> resume.Start:
@@ -130,8 +130,9 @@ def test_a_finished_model_in_a_folder_counts_as_finished(tmp_path: Path) -> None
 
 def test_a_run_that_is_at_work_is_left_alone(tmp_path: Path) -> None:
     run = made(tmp_path, options(tmp_path), (400,))
-    found = resuming.outlook(options(tmp_path), lambda path: path == run.path)
-    assert found.kind == "busy" and run.name in found.text and not found.starts
+    for state, says in (("running", "is at work"), ("queued", "waits in the queue")):
+        found = resuming.outlook(options(tmp_path), lambda path, state=state: state if path == run.path else "")
+        assert found.kind == "busy" and f"{run.name} {says}" in found.text and not found.starts
 
 
 def test_epochs_take_the_number_of_steps_from_the_log(tmp_path: Path) -> None:
@@ -357,7 +358,7 @@ def test_the_demo_does_not_start_a_second_time_beside_itself(tab: train.TrainTab
     assert job is not None and said["problems"] == [] and opened["fill"]["texts"]["output_name"] in job.name
     again, second = tab.start(form)
     (problem,) = again["problems"]
-    assert second is None and problem["run"] == job.name and "at work with these settings" in problem["message"]
+    assert second is None and problem["run"] == job.name and "is at work" in problem["message"]
     assert len(list(tab.context.supervisor.run_folders())) == 1
 
 

@@ -237,7 +237,7 @@ def test_the_demo_a_second_time_can_be_opened_or_trained_again_and_a_start_is_fo
         page.locator("#kl-start").click()
         expect(page.locator("#kl-live .kr-title")).to_have_text("another")
         beside = page.locator(".kl-foresight .kl-foreseen")
-        expect(beside).to_contain_text("is at work with these settings")
+        expect(beside).to_contain_text("waits in the queue")
         assert not red(beside)
         expect(wrong).to_be_hidden()
     finally:

@@ -1,14 +1,22 @@
-// The previews of a run, before and after.
+// The previews of a run, before and after. A prompt may be another one from some step on; what is compared is of one prompt.
 
 import { t } from "../common/language.js";
 import { make, say, sharp } from "../common/page.js";
 import { address, withToken } from "../common/studio.js";
 
+const keyOf = (sample) => `${sample.index} ${sample.prompt}`;
+
+// The newest sample of each prompt of a run, by place; a prompt stands before those that it replaced. samples: by step.
+export function promptsOf(samples) {
+  const newest = new Map(samples.map((sample) => [keyOf(sample), sample]));
+  return [...newest.values()].sort((one, other) => one.index - other.index || other.step - one.step);
+}
+
 export class Previews {
   constructor(compact) {
     this.compact = compact;
     this.samples = [];
-    this.index = 0;
+    this.key = ""; // of the chosen prompt, empty for the first
     this.step = null; // null follows the newest
     this.strip = make("div", { class: "kr-strip", role: "group", "aria-label": t`Prompts` });
     this.before = make("img", { class: "kr-before", alt: "" });
@@ -37,7 +45,7 @@ export class Previews {
   reset() {
     this.samples = [];
     this.step = null;
-    this.index = 0;
+    this.key = "";
     this.root.hidden = true;
   }
 
@@ -52,20 +60,20 @@ export class Previews {
     return withToken(address(this.run, `/sample/${encodeURIComponent(sample.file)}`), `&size=${size}&m=${sample.time || 0}`);
   }
 
-  stepsOf(index) {
-    return this.samples.filter((sample) => sample.index === index);
+  stepsOf(key) {
+    return this.samples.filter((sample) => keyOf(sample) === key);
   }
 
   choose(position) {
-    const steps = this.stepsOf(this.index);
+    const steps = this.stepsOf(this.shown);
     this.step = position >= steps.length - 1 ? null : steps[position].step;
     this.show();
   }
 
   show() {
-    const indices = [...new Set(this.samples.map((sample) => sample.index))].sort((a, b) => a - b);
-    if (!indices.includes(this.index)) this.index = indices[0];
-    const line = this.stepsOf(this.index);
+    const prompts = promptsOf(this.samples);
+    this.shown = keyOf(prompts.find((sample) => keyOf(sample) === this.key) || prompts[0]);
+    const line = this.stepsOf(this.shown);
     const now = (this.step !== null && line.find((sample) => sample.step === this.step)) || line[line.length - 1];
     const first = line[0];
     this.steps.max = String(line.length - 1);
@@ -81,7 +89,7 @@ export class Previews {
     say(this.beforeLabel, alone ? "" : t`step ${first.step}`);
     say(this.afterLabel, t`step ${now.step}`);
     say(this.caption, now.prompt || t`No prompt`);
-    this.prompts(indices, now.step);
+    this.prompts(prompts, now.step);
   }
 
   place(image, sample) {
@@ -92,24 +100,25 @@ export class Previews {
     image.alt = t`Preview at step ${sample.step}: ${sample.prompt}`;
   }
 
-  prompts(indices, step) {
-    this.strip.hidden = indices.length < 2;
-    while (this.strip.children.length > indices.length) this.strip.lastChild.remove();
-    indices.forEach((index, place) => {
+  prompts(prompts, step) {
+    this.strip.hidden = prompts.length < 2;
+    while (this.strip.children.length > prompts.length) this.strip.lastChild.remove();
+    prompts.forEach((prompt, place) => {
+      const key = keyOf(prompt);
       let button = this.strip.querySelectorAll("button")[place];
       if (!button) {
         button = make("button", { type: "button", class: "kr-thumb" }, sharp(make("img", { alt: "", loading: "lazy" })));
         button.addEventListener("click", () => {
-          this.index = Number(button.dataset.index);
+          this.key = button.dataset.key;
           this.show();
         });
         this.strip.append(button);
       }
-      const line = this.stepsOf(index);
+      const line = this.stepsOf(key);
       const sample = line.find((each) => each.step === step) || line[line.length - 1];
-      button.dataset.index = String(index);
-      button.setAttribute("aria-pressed", String(index === this.index));
-      button.setAttribute("aria-label", t`Prompt ${index + 1}: ${sample.prompt}`);
+      button.dataset.key = key;
+      button.setAttribute("aria-pressed", String(key === this.shown));
+      button.setAttribute("aria-label", t`Prompt ${place + 1}: ${sample.prompt}`);
       button.title = sample.prompt;
       const wanted = this.url(sample, "thumb");
       const image = button.querySelector("img");

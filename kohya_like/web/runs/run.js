@@ -279,7 +279,13 @@ export class RunView {
     }
     this.root.hidden = false;
     this.root.style.visibility = "";
+    const before = this.root.dataset.state;
     this.root.dataset.state = answer.state;
+    if (before && before !== answer.state) {
+      // What was said of a run at work, or of one that waits, is over.
+      if (before === "running" || before === "queued") this.note("");
+      if (this.options.turned) this.options.turned();
+    }
     say(this.heading, answer.label || title(answer.name));
     say(this.when, `${answer.label ? `${title(answer.name)}, ` : ""}${date(answer.name, answer.started)}${answer.terminal ? t`, from a terminal` : ""}`);
     this.showDesk(answer);

@@ -9,6 +9,7 @@ import { ask, repeat } from "../common/studio.js";
 import { figure } from "../common/words.js";
 import { goTo } from "../train/form.js";
 import { openSettings } from "../train/opening.js";
+import { foresee } from "../train/starting.js";
 import { date, RunView, stateWords, title } from "./run.js";
 
 const ORDERS = {
@@ -26,6 +27,7 @@ export function panel({ element, root, props, watch }) {
     compact: true, element, missing: () => view.follow(""), open: (name) => view.follow(name),
     // They are in the form.
     use: (_name, option) => goTo(option || "output_name"),
+    turned: () => foresee(0),
   });
   root.append(view.root);
   // After a reload, and when one is started elsewhere, the run that is under way is shown.
