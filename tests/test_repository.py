@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -371,6 +371,56 @@ def test_no_file_outside_the_families_names_one():
     naming |= {str(path) for path in others if FAMILY_NAMES.search(f"{path.name} {read(path)}")}
     models = {str(path) for path in python_under(str(PROGRAMS)) if any(word == "MODELS" for word in words(path))}
     assert models and naming == {str(OTHER_PROGRAMS)} | models
+
+
+COMMON = "sd_scripts.families.common"
+
+
+def definitions(path: Path) -> Iterator[tuple[str, ast.AST]]:
+    """The names that a file defines at its top level, with what defines them."""
+    for node in tree(path).body:
+        for named_so in node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]:
+            if isinstance(name := getattr(named_so, "id", None) or getattr(named_so, "name", None), str):
+                yield name, node
+
+
+def used(path: Path, node: ast.AST, known: Collection[str]) -> set[str]:
+    """Which of these dotted names a part of a file uses, its own or imported ones."""
+    package, here = path.parent.parts, ".".join(path.with_suffix("").parts)
+    spelled = {}
+    for each in nodes(path):
+        if isinstance(each, ast.ImportFrom):
+            start = package[: len(package) - each.level + 1] if each.level else ()
+            module = ".".join([*start, *([each.module] if each.module else [])])
+            spelled |= {alias.asname or alias.name: f"{module}.{alias.name}" for alias in each.names}
+    found = set()
+    for each in ast.walk(node):
+        first, _, rest = dotted(each).partition(".")
+        found.add(f"{spelled.get(first, f'{here}.{first}')}{rest and '.'}{rest}")
+    return found & set(known)
+
+
+def test_what_families_have_in_common_two_of_them_use():
+    """Or the engine, which knows none of them. What only one family needs stands in its folder."""
+    common = {
+        f"{'.'.join(path.with_suffix('').parts)}.{name}": (path, node)
+        for path in python_under(COMMON.replace(".", "/"))
+        for name, node in definitions(path)
+    }
+    needs = {name: used(path, node, common) for name, (path, node) in common.items()}
+    users: dict[str, set[str]] = {name: set() for name in common}
+    for path in python_under("sd_scripts"):
+        if is_under(".".join(path.parts), COMMON) or path.parts[1] == "toy":
+            continue
+        who = path.parts[2] if path.parts[1] == "families" else "the engine"
+        left = used(path, tree(path), common)
+        while left:
+            name = left.pop()
+            if who not in users[name]:
+                users[name].add(who)
+                left |= needs[name]
+    lonely = {name: sorted(who) for name, who in users.items() if len(who) < 2 and "the engine" not in who and "._" not in name}
+    assert len(common) > 150 and lonely == {}
 
 
 def test_families_know_one_another_through_what_is_common_alone():

@@ -25,10 +25,10 @@ import torch
 from report import report
 from torch import Tensor
 
-from sd_scripts.families.common.original_unet import places, shape_to_original
 from sd_scripts.families.common.pooled_original import transformer
 from sd_scripts.families.flux.loading import DEV
 from sd_scripts.library.loading.common import read_json
+from sd_scripts.library.loading.layouts import places, shape_to_original
 from sd_scripts.library.tools.models import published
 from sd_scripts.library.tools.tensor_files import Planned, open_file, write
 

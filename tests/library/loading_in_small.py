@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
-from sd_scripts.families.common import original_unet as original
 from sd_scripts.library.core.protocols import Parts, StateDict
+from sd_scripts.library.loading import layouts
 from sd_scripts.library.loading.common import FamilySpec, config_of
 
 
@@ -23,9 +24,17 @@ def original_state(spec: FamilySpec, parts: Parts, name: str) -> StateDict:
     """A network under the names of its single files."""
     module = parts.modules()[name]
     state = {key: tensor.contiguous() for key, tensor in module.state_dict().items()}
-    return original.to_original(original.places(spec.parts[name].layout, state, config_of(module)), state)
+    return to_original(layouts.places(spec.parts[name].layout, state, config_of(module)), state)
 
 
 def prefixed(state: StateDict, prefix: str) -> StateDict:
     """The tensors with this before their names."""
     return {prefix + key: tensor for key, tensor in state.items()}
+
+
+def to_original(placed: Mapping[str, layouts.Stored], state: StateDict, prefix: str = "") -> StateDict:
+    """A network's state in the original layout, names with this prefix."""
+    pieces: dict[str, list[tuple[layouts.Stored, Tensor]]] = {}
+    for key, stored in placed.items():
+        pieces.setdefault(prefix + stored.name, []).append((stored, state[key]))
+    return {name: layouts.assembled(parts) for name, parts in pieces.items()}

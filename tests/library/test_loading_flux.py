@@ -24,10 +24,11 @@ from sd_scripts.families.flux import loading as flux
 from sd_scripts.families.flux.options import FluxModelOptions
 from sd_scripts.families.sdxl.options import SdxlModelOptions
 from sd_scripts.library.core.protocols import Parts, StateDict
+from sd_scripts.library.loading import layouts
 from sd_scripts.library.loading.common import config_of
 from sd_scripts.library.loading.headers import read_header
 from sd_scripts.schema.errors import OptionError
-from tests.library.loading_in_small import assert_same
+from tests.library.loading_in_small import assert_same, to_original
 from tests.small_models import flux_pipeline_of
 
 FLUX = family("flux")
@@ -59,12 +60,12 @@ def folder(saved, tmp_path) -> Path:
 def transformer_file(parts: Parts) -> StateDict:
     """The transformer under the published names."""
     state = parts.backbone.state_dict()
-    return original.to_original(original.places(pooled_original.transformer, state, config_of(parts.backbone)), state)
+    return to_original(layouts.places(pooled_original.transformer, state, config_of(parts.backbone)), state)
 
 
 def vae_file(parts: Parts) -> StateDict:
     state = parts.vae.state_dict()
-    return original.to_original(original.places(original.vae, state, config_of(parts.vae)), state)
+    return to_original(layouts.places(original.vae, state, config_of(parts.vae)), state)
 
 
 def clip_file(parts: Parts) -> StateDict:

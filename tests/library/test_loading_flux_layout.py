@@ -9,7 +9,9 @@ from sd_scripts.families import family
 from sd_scripts.families.common import original_unet as original
 from sd_scripts.families.common import pooled_original
 from sd_scripts.families.flux import loading as flux
+from sd_scripts.library.loading import layouts
 from sd_scripts.library.loading.common import config_of, read_json
+from tests.library.loading_in_small import to_original
 
 
 @pytest.fixture(scope="module", params=["dev", "schnell"])
@@ -22,25 +24,25 @@ def published(request) -> FluxTransformer2DModel:
 
 def test_there_and_back_is_the_identity_on_full_size_names_and_shapes(published):
     state = published.state_dict()
-    placed = original.places(pooled_original.transformer, state, published.config)
-    file = original.to_original(placed, state)
+    placed = layouts.places(pooled_original.transformer, state, published.config)
+    file = to_original(placed, state)
     # Published flux1-dev has 780 tensors; schnell lacks the four of the guidance embedding.
     assert (len(state), len(file)) == ((1160, 780) if published.config.guidance_embeds else (1156, 776))
     for key, stored in placed.items():
-        assert original.from_original(stored, file[stored.name]).shape == state[key].shape
-        assert original.shape_from_original(stored, tuple(file[stored.name].shape)) == tuple(state[key].shape)
+        assert layouts.from_original(stored, file[stored.name]).shape == state[key].shape
+        assert layouts.shape_from_original(stored, tuple(file[stored.name].shape)) == tuple(state[key].shape)
 
 
 def test_diffusers_reads_the_full_size_layout_as_the_same_names_and_shapes(published):
     state = published.state_dict()
-    file = original.to_original(original.places(pooled_original.transformer, state, published.config), state)
+    file = to_original(layouts.places(pooled_original.transformer, state, published.config), state)
     theirs = convert_flux_transformer_checkpoint_to_diffusers(dict(file))
     assert {key: t.shape for key, t in theirs.items()} == {key: t.shape for key, t in state.items()}
 
 
 def test_the_configuration_follows_from_the_tensors_of_either_layout(published):
     state = published.state_dict()
-    file = original.to_original(original.places(pooled_original.transformer, state, published.config), state)
+    file = to_original(layouts.places(pooled_original.transformer, state, published.config), state)
     for tensors in (file, state):
         config = pooled_original.config_of({name: tuple(tensor.shape) for name, tensor in tensors.items()})
         made = {key: value for key, value in config.items() if key != "_class_name"}
@@ -50,7 +52,7 @@ def test_the_configuration_follows_from_the_tensors_of_either_layout(published):
 
 def test_known_places_of_the_published_file(published):
     state = published.state_dict()
-    file = original.to_original(original.places(pooled_original.transformer, state, published.config), state)
+    file = to_original(layouts.places(pooled_original.transformer, state, published.config), state)
     assert file["double_blocks.18.txt_attn.qkv.weight"].shape == (9216, 3072)
     assert file["single_blocks.37.linear1.weight"].shape == (21504, 3072)
     assert file["single_blocks.37.linear2.weight"].shape == (3072, 15360)
@@ -68,7 +70,7 @@ def test_diffusers_converter_puts_every_number_where_ours_does():
         # Rows numbered through: enough to see every permutation, and quick to make.
         tensor.copy_((torch.arange(len(tensor)) % 1999 + number).view(-1, *[1] * (tensor.ndim - 1)))
     theirs = convert_flux_transformer_checkpoint_to_diffusers(
-        original.to_original(original.places(pooled_original.transformer, state, model.config), state)
+        to_original(layouts.places(pooled_original.transformer, state, model.config), state)
     )
     assert theirs.keys() == state.keys()
     assert all(torch.equal(theirs[key], state[key]) for key in state)
@@ -79,7 +81,7 @@ def test_the_autoencoder_has_the_published_layout():
     with torch.device("meta"):
         vae = flux.SPEC.parts["vae"].make(config)
     state = vae.state_dict()
-    file = original.to_original(original.places(original.vae, state, vae.config), state)
+    file = to_original(layouts.places(original.vae, state, vae.config), state)
     assert len(file) == 244 and file["encoder.conv_out.weight"].shape == (32, 512, 3, 3) and "quant_conv.weight" not in file
     assert file["decoder.up.0.block.0.nin_shortcut.weight"].shape == (128, 256, 1, 1)
     theirs = convert_ldm_vae_checkpoint({f"first_stage_model.{key}": t for key, t in file.items()}, dict(vae.config))
@@ -99,4 +101,4 @@ def test_the_published_text_encoders_have_the_published_number_of_tensors():
 def test_a_name_without_a_place_is_an_error():
     for name in ("strange.weight", "transformer_blocks.0.strange.weight"):
         with pytest.raises(KeyError, match="no place in the original layout"):
-            original.places(pooled_original.transformer, [name], config_of(family("flux").tiny().backbone))
+            layouts.places(pooled_original.transformer, [name], config_of(family("flux").tiny().backbone))

@@ -21,9 +21,10 @@ from sd_scripts.families.common import original_unet as original
 from sd_scripts.families.sd import loading as sd
 from sd_scripts.families.sdxl import loading as sdxl
 from sd_scripts.families.sdxl.options import SdxlModelOptions
-from sd_scripts.library.loading import common
+from sd_scripts.library.loading import common, layouts
 from sd_scripts.library.loading.common import FamilySpec
 from sd_scripts.library.loading.writing import original_tensors
+from tests.library.loading_in_small import to_original
 from tests.small_models import pipeline_of
 
 TOY = Path(sd_scripts.toy.__file__).parent / "bases" / "sdxl"
@@ -43,9 +44,9 @@ class FullSize:
     spec: FamilySpec
     networks: dict[str, torch.nn.Module]
 
-    def places(self, name: str) -> dict[str, original.Stored]:
+    def places(self, name: str) -> dict[str, layouts.Stored]:
         module = self.networks[name]
-        return original.places(self.spec.parts[name].layout, module.state_dict(), common.config_of(module))
+        return layouts.places(self.spec.parts[name].layout, module.state_dict(), common.config_of(module))
 
     def original(self, name: str) -> dict[str, torch.Tensor]:
         tensors = original_tensors(self.spec.parts[name], self.networks[name], None, self.spec.parts[name].prefixes[0])
@@ -81,12 +82,10 @@ def test_there_and_back_is_the_identity_on_full_size_names_and_shapes(full_size)
         placed = full_size.places(name)
         for key, stored in placed.items():
             tensor = file[part.prefixes[0] + stored.name]
-            assert original.shape_to_original(stored, tuple(state[key].shape)) == tuple(tensor.shape)
-            assert original.from_original(stored, tensor).shape == state[key].shape
-            assert original.shape_from_original(stored, tuple(tensor.shape)) == tuple(state[key].shape)
-        again = original.to_original(
-            placed, {key: original.from_original(one, file[part.prefixes[0] + one.name]) for key, one in placed.items()}
-        )
+            assert layouts.shape_to_original(stored, tuple(state[key].shape)) == tuple(tensor.shape)
+            assert layouts.from_original(stored, tensor).shape == state[key].shape
+            assert layouts.shape_from_original(stored, tuple(tensor.shape)) == tuple(state[key].shape)
+        again = to_original(placed, {key: layouts.from_original(one, file[part.prefixes[0] + one.name]) for key, one in placed.items()})
         extras = part.extras(common.config_of(module))
         assert {part.prefixes[0] + key: tensor.shape for key, tensor in again.items()} == {
             key: tensor.shape for key, tensor in file.items() if key.removeprefix(part.prefixes[0]) not in extras
@@ -170,6 +169,6 @@ def test_the_toy_base_survives_the_single_file_exactly(tmp_path: Path):
 def test_a_name_without_a_place_is_an_error():
     module = family("sdxl").tiny().backbone
     with pytest.raises(KeyError, match="no place in the original layout"):
-        original.places(original.unet, ["conv_in.lora_A.weight2", "strange.weight"], dict(module.config))
+        layouts.places(original.unet, ["conv_in.lora_A.weight2", "strange.weight"], dict(module.config))
     with pytest.raises(KeyError, match="no place in the original layout"):
-        original.places(original.open_clip, ["strange.weight"], {"hidden_size": 4})
+        layouts.places(original.open_clip, ["strange.weight"], {"hidden_size": 4})

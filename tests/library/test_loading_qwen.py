@@ -22,7 +22,6 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from sd_scripts import families
 from sd_scripts.families import RUNS
-from sd_scripts.families.common import original_unet as original
 from sd_scripts.families.common.qwen_vae import QWEN_VAE_PART
 from sd_scripts.families.qwen_edit import (
     loading as qwen,
@@ -39,9 +38,10 @@ from sd_scripts.families.qwen_edit import (
 from sd_scripts.families.qwen_edit.model import QwenEdit
 from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
 from sd_scripts.library.core.protocols import Parts, StateDict
+from sd_scripts.library.loading import layouts
 from sd_scripts.library.loading.common import config_of, shipped_configs
 from sd_scripts.schema.errors import OptionError
-from tests.library.loading_in_small import assert_same, original_state, prefixed
+from tests.library.loading_in_small import assert_same, original_state, prefixed, to_original
 from tests.small_models import model_options, qwen_pipeline_of
 
 QWEN = QwenEdit()
@@ -257,7 +257,7 @@ def test_wans_names_of_the_vae_are_those_that_diffusers_converts():
         real = AutoencoderKLQwenImage.from_config(dict(shipped_configs(qwen.SPEC))["vae"])
     assert sum(tensor.numel() for tensor in real.parameters()) == 126_892_531
     state = real.state_dict()
-    stored = original.to_original(original.places(QWEN_VAE_PART.layout, state, config_of(real)), state)
+    stored = to_original(layouts.places(QWEN_VAE_PART.layout, state, config_of(real)), state)
     assert len(stored) == len(state)
     back = convert_wan_vae_to_diffusers(dict(stored))
     assert back.keys() == state.keys() and all(back[key].shape == state[key].shape for key in state)

@@ -11,17 +11,17 @@ from diffusers import ZImagePipeline, ZImageTransformer2DModel
 from diffusers.loaders.single_file_utils import convert_z_image_transformer_checkpoint_to_diffusers
 from safetensors.torch import save_file
 
-from sd_scripts.families.common import original_unet as original
 from sd_scripts.families.zimage import loading as zimage
 from sd_scripts.families.zimage import original as original_zimage
 from sd_scripts.families.zimage.model import ZImage
 from sd_scripts.families.zimage.options import ZImageModelOptions
 from sd_scripts.library.core.diffusion import anchor_sigmas
 from sd_scripts.library.core.protocols import Parts, Preview
+from sd_scripts.library.loading import layouts
 from sd_scripts.library.loading.common import shipped_configs
 from sd_scripts.library.memory import quantize
 from sd_scripts.schema.errors import OptionError
-from tests.library.loading_in_small import assert_same, original_state, prefixed
+from tests.library.loading_in_small import assert_same, original_state, prefixed, to_original
 from tests.small_models import zimage_pipeline_of
 
 ZIMAGE = ZImage()
@@ -204,8 +204,8 @@ def test_the_transformer_of_full_size_has_the_published_size_and_shapes(real):
     assert sum(tensor.numel() for tensor in real.parameters()) == 6_154_908_736
     shapes = {key: tuple(tensor.shape) for key, tensor in real.state_dict().items()}
     assert shapes["layers.29.feed_forward.w2.weight"] == (3840, 10240) and shapes["cap_embedder.1.weight"] == (3840, 2560)
-    stored = original.places(original_zimage.transformer, shapes, real.config)
-    published = {one.name: original.shape_to_original(one, shapes[key]) for key, one in stored.items()}
+    stored = layouts.places(original_zimage.transformer, shapes, real.config)
+    published = {one.name: layouts.shape_to_original(one, shapes[key]) for key, one in stored.items()}
     assert published["layers.0.attention.qkv.weight"] == (11520, 3840)
     assert published["noise_refiner.1.attention.out.weight"] == (3840, 3840)
     assert {
@@ -221,9 +221,9 @@ def test_the_transformer_of_full_size_has_the_published_size_and_shapes(real):
 
 def test_there_and_back_is_the_identity_on_names_and_shapes_of_full_size(real):
     state = dict(real.state_dict())
-    stored = original.places(original_zimage.transformer, state, real.config)
-    packed = original.to_original(stored, state)
-    back = {key: original.from_original(one, packed[one.name]).shape for key, one in stored.items()}
+    stored = layouts.places(original_zimage.transformer, state, real.config)
+    packed = to_original(stored, state)
+    back = {key: layouts.from_original(one, packed[one.name]).shape for key, one in stored.items()}
     assert back == {key: tensor.shape for key, tensor in state.items()}
     theirs = convert_z_image_transformer_checkpoint_to_diffusers(prefixed(packed, "model.diffusion_model."))
     assert {key: tensor.shape for key, tensor in theirs.items()} == back

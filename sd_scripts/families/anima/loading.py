@@ -16,7 +16,6 @@ from diffusers import AnimaTextConditioner
 
 from sd_scripts.families.common import transformer_loading as transformer
 from sd_scripts.families.common.double_stream_original import count
-from sd_scripts.families.common.original_unet import Stored
 from sd_scripts.families.common.qwen3 import QWEN3_PART
 from sd_scripts.families.common.qwen3_signs import TEXT_ENCODER
 from sd_scripts.families.common.qwen_vae import QWEN_VAE_PART
@@ -25,6 +24,7 @@ from sd_scripts.families.common.t5 import T5_PART
 from sd_scripts.families.common.transformer_loading import PREFIXES, Companion, Loader
 from sd_scripts.library.core.protocols import Dtypes, Parts, Version
 from sd_scripts.library.loading.common import BASE, Base, FamilySpec, PartSpec, config_of
+from sd_scripts.library.loading.layouts import Stored
 from sd_scripts.library.loading.quantized import check_whole
 from sd_scripts.library.loading.writing import Lazy, original_tensors, write_file
 
@@ -65,7 +65,7 @@ _ADAPTER = "llm_adapter."
 
 
 def layout(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """Where a transformer's tensors (diffusers names) stand in the published file, which is ComfyUI's; see original_unet.Layout."""
+    """Where a transformer's tensors (diffusers names) stand in the published file, which is ComfyUI's; see layouts.Layout."""
 
     def stored(key: str) -> Stored:
         block = _BLOCK.fullmatch(key)

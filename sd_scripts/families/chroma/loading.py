@@ -15,11 +15,11 @@ from diffusers import ChromaTransformer2DModel
 
 from sd_scripts.families.common import double_stream_original as double_stream
 from sd_scripts.families.common import transformer_loading as transformer
-from sd_scripts.families.common.original_unet import Stored
 from sd_scripts.families.common.t5 import T5_PART, settle_t5, t5_problems
 from sd_scripts.families.common.transformer_loading import Companion, Loader
 from sd_scripts.library.core.protocols import Dtypes, Version
 from sd_scripts.library.loading.common import BASE, Base, FamilySpec, PartSpec
+from sd_scripts.library.loading.layouts import Stored
 from sd_scripts.runs.model_headers import T5, VAE
 
 from .facts import TRANSFORMER
@@ -32,7 +32,7 @@ MAX_TOKENS = 512
 
 
 def _layout(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """Where a transformer's tensors (diffusers names) stand in a published file; see original_unet.Layout."""
+    """Where a transformer's tensors (diffusers names) stand in a published file; see layouts.Layout."""
     return double_stream.places(config, _end)
 
 

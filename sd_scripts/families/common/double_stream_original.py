@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from .original_unet import Stored
+from sd_scripts.library.loading.layouts import Stored
 
 # D: width of the transformer. Rows of packed matrices: q, k, v of D rows each; in single blocks 4 D rows of the MLP follow.
 
@@ -67,7 +67,7 @@ def width_of(config: Mapping[str, Any]) -> int:
 def places(
     config: Mapping[str, Any], ends: Callable[[str, str], Stored | None], inside: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[str], Stored]:
-    """Where a transformer's tensors (diffusers names) stand in a published file; see original_unet.Layout.
+    """Where a transformer's tensors (diffusers names) stand in a published file; see layouts.Layout.
 
     ends: the place of a layer outside of the blocks, by its path and the kind of tensor (weight, bias); None where it has none. inside:
     places of layers within blocks that have other names than FLUX.1's.

@@ -35,6 +35,7 @@ from sd_scripts.library.loading.common import (
     structure,
 )
 from sd_scripts.library.loading.headers import read_header
+from sd_scripts.library.loading.layouts import Stored
 from sd_scripts.library.loading.source import Source, find
 from sd_scripts.library.loading.weights import entries
 from sd_scripts.library.loading.writing import Lazy, tensors_of, write_file, write_folder
@@ -44,7 +45,6 @@ from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of
 
 from . import original_unet as original
-from .original_unet import Stored
 
 FORMAT = 1
 """Version of what is written; raised when older programs could not read it rightly."""

@@ -13,9 +13,8 @@ from sd_scripts.library.adapters.architectures import Architecture
 from sd_scripts.library.adapters.layer_names import LayerNames, Names, flat, matrices
 from sd_scripts.library.adapters.ranks import ChosenParts
 from sd_scripts.library.loading.common import Config
+from sd_scripts.library.loading.layouts import Stored
 from sd_scripts.schema.network import BlocksNetworkOptions
-
-from .original_unet import Stored
 
 
 class BlockNames(LayerNames):

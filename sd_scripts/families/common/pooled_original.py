@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sd_scripts.library.loading.layouts import Stored
+
 from . import double_stream_original as double_stream
-from .original_unet import Stored
 
 _ENDS = {
     "time_text_embed.timestep_embedder.linear_1": "time_in.in_layer",
@@ -24,7 +25,7 @@ _POOLED = {"vector_in.in_layer.weight": "time_text_embed.text_embedder.linear_1.
 
 
 def transformer(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """Where a transformer's tensors (diffusers names) stand in a published file; see original_unet.Layout."""
+    """Where a transformer's tensors (diffusers names) stand in a published file; see layouts.Layout."""
     return double_stream.places(config, _end)
 
 

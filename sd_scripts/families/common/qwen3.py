@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import Qwen2Tokenizer, Qwen3Config, Qwen3Model
 
 from sd_scripts.library.loading.common import PartSpec
+from sd_scripts.library.loading.layouts import Stored
 
-from .original_unet import Stored
 from .qwen3_signs import TEXT_ENCODER
 from .tiny_words import tiny_qwen_tokenizer
 from .tokenizers import TokenizerSpec

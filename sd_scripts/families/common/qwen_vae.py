@@ -15,9 +15,9 @@ from torch import Tensor
 
 from sd_scripts.library.core.protocols import Parts, dtype_of
 from sd_scripts.library.loading.common import PartSpec
+from sd_scripts.library.loading.layouts import Stored
 
 from .images import in_tiles, posterior_mean
-from .original_unet import Stored
 from .qwen_vae_signs import VAE
 from .scheduled import ScheduledFamily
 

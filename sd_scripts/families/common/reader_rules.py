@@ -10,7 +10,6 @@ from sd_scripts.library.adapters.readers import LORA, SUMS, Rule
 from .transformer_loading import Loader
 
 CLIP_L = "text_encoders.clip_l.transformer."
-CLIP_G = "text_encoders.clip_g.transformer."
 CLIP_H = "text_encoders.clip_h.transformer."
 """How ComfyUI names text encoders; Forge does not know these."""
 TE1 = ("lora_te1_", "lora_te_", "text_encoder.")

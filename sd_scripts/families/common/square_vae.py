@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.loading.layouts import Stored
 
 from . import original_unet as original
 from .images import pixels_of, posterior_mean
-from .original_unet import Stored
 from .scheduled import ScheduledFamily
 from .square_vae_signs import VAE
 from .transformer_loading import AUTOENCODER

@@ -9,10 +9,10 @@ from torch import nn
 from transformers import T5Config, T5EncoderModel, T5Tokenizer
 
 from sd_scripts.library.core.protocols import Dtypes
+from sd_scripts.library.loading import layouts
 from sd_scripts.library.loading.common import Base, PartSpec, config_of, dtypes_of
 from sd_scripts.runs.model_headers import T5
 
-from . import original_unet as original
 from .tokenizers import TokenizerSpec
 
 _PUBLISHED_T5 = (
@@ -26,7 +26,7 @@ T5_PART = PartSpec(
     class_name="T5EncoderModel",
     # Published configurations have dropout, which would draw from torch's global generator when the encoder is trained.
     make=lambda config: T5EncoderModel(T5Config.from_dict({**config, "dropout_rate": 0.0})),
-    layout=lambda config: original.Stored,
+    layout=lambda config: layouts.Stored,
     prefixes=("text_encoders.t5xxl.transformer.",),
     kinds=(T5,),
     tokenizer=TokenizerSpec("tokenizer_2", None, T5Tokenizer, ("spiece.model",), _PUBLISHED_T5, "T5's", "0.8 MB"),

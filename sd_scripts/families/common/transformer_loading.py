@@ -15,6 +15,7 @@ from torch import nn
 
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import DeviceMap, Dtypes, Parts, Version
+from sd_scripts.library.loading import layouts
 from sd_scripts.library.loading.common import (
     BASE,
     Base,
@@ -166,7 +167,7 @@ def networks_in(
 
 
 def sides_in(
-    shapes: Mapping[str, tuple[int, ...]], layout: Callable[[Mapping[str, Any]], Callable[[str], original.Stored]]
+    shapes: Mapping[str, tuple[int, ...]], layout: Callable[[Mapping[str, Any]], Callable[[str], layouts.Stored]]
 ) -> Callable[..., int]:
     """Rows (side 0) or columns (side 1) of a layer's weight by its name in diffusers, from shapes in either layout."""
     published = layout({})

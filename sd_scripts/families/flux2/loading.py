@@ -14,7 +14,6 @@ from diffusers import Flux2Transformer2DModel
 from sd_scripts.families.common import double_stream_original as double_stream
 from sd_scripts.families.common import transformer_loading as transformer
 from sd_scripts.families.common.editing import AREA, control_area
-from sd_scripts.families.common.original_unet import Stored
 from sd_scripts.families.common.qwen3 import QWEN3_PART, template_problems
 from sd_scripts.families.common.qwen3_signs import TEXT_ENCODER
 from sd_scripts.families.common.square_vae import SQUARE_VAE
@@ -22,6 +21,7 @@ from sd_scripts.families.common.square_vae_signs import VAE
 from sd_scripts.families.common.transformer_loading import Companion, Loader
 from sd_scripts.library.core.protocols import Dtypes, Version
 from sd_scripts.library.loading.common import BASE, Base, FamilySpec, PartSpec, config_of
+from sd_scripts.library.loading.layouts import Stored
 
 from .facts import TRANSFORMER
 from .options import Flux2ModelOptions

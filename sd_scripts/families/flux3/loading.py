@@ -11,7 +11,6 @@ from typing import Any
 from sd_scripts.families.common import transformer_loading as transformer
 from sd_scripts.families.common.double_stream_original import count
 from sd_scripts.families.common.editing import AREA, control_area
-from sd_scripts.families.common.original_unet import Stored
 from sd_scripts.families.common.qwen3vl import QWEN3VL_PART
 from sd_scripts.families.common.qwen3vl_signs import TEXT_ENCODER
 from sd_scripts.families.common.square_vae import SQUARE_VAE
@@ -19,6 +18,7 @@ from sd_scripts.families.common.square_vae_signs import VAE
 from sd_scripts.families.common.transformer_loading import Companion, Loader
 from sd_scripts.library.core.protocols import Dtypes, Version
 from sd_scripts.library.loading.common import BASE, Base, FamilySpec, PartSpec, config_of
+from sd_scripts.library.loading.layouts import Stored
 
 from .facts import FACTS, TRANSFORMER
 from .network import made
@@ -52,7 +52,7 @@ _MODULATION = re.compile(r"((?:early|single)_stream_modulations\.\w+)\.linear\.w
 
 
 def layout(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """Where a transformer's tensors (diffusers names) stand in the published file, which is ComfyUI's; see original_unet.Layout."""
+    """Where a transformer's tensors (diffusers names) stand in the published file, which is ComfyUI's; see layouts.Layout."""
 
     def stored(key: str) -> Stored:
         if block := _BLOCK.fullmatch(key):

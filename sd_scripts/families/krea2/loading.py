@@ -12,7 +12,6 @@ from transformers import Qwen3VLConfig, Qwen3VLModel
 
 from sd_scripts.families.common import transformer_loading as transformer
 from sd_scripts.families.common.double_stream_original import count
-from sd_scripts.families.common.original_unet import Stored
 from sd_scripts.families.common.qwen3vl import QWEN3VL_PART
 from sd_scripts.families.common.qwen3vl_signs import TEXT_ENCODER
 from sd_scripts.families.common.qwen_vae import QWEN_VAE_PART
@@ -21,6 +20,7 @@ from sd_scripts.families.common.scheduled import DISTILLED
 from sd_scripts.families.common.transformer_loading import Companion, Loader
 from sd_scripts.library.core.protocols import Dtypes, Version
 from sd_scripts.library.loading.common import BASE, Base, FamilySpec, PartSpec, config_of
+from sd_scripts.library.loading.layouts import Stored
 
 from .facts import TRANSFORMER
 from .network import made
@@ -60,7 +60,7 @@ _PIECE = re.compile(r"((?:transformer_blocks|text_fusion\.\w+_blocks)\.\d+\.)(.+
 
 
 def layout(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """Where a transformer's tensors (diffusers names) stand in Krea's files, which are ComfyUI's; see original_unet.Layout."""
+    """Where a transformer's tensors (diffusers names) stand in Krea's files, which are ComfyUI's; see layouts.Layout."""
 
     def stored(key: str) -> Stored:
         block = _PIECE.fullmatch(key)

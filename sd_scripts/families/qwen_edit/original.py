@@ -10,14 +10,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sd_scripts.families.common.original_unet import Stored
+from sd_scripts.library.loading.layouts import Stored
 
 CONTROLS_AT_ZERO = "__index_timestep_zero__"
 """An empty tensor by which ComfyUI's files of edit-2511 say that control images are at time 0."""
 
 
 def transformer(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """The transformer's names are diffusers' own in all files; see original.Layout."""
+    """The transformer's names are diffusers' own in all files; see layouts.Layout."""
     return Stored
 
 

@@ -15,12 +15,12 @@ from diffusers import AutoencoderKLQwenImage21
 from sd_scripts.families.common import transformer_loading as transformer
 from sd_scripts.families.common.double_stream_original import count
 from sd_scripts.families.common.editing import AREA, control_area
-from sd_scripts.families.common.original_unet import Stored
 from sd_scripts.families.common.qwen3vl import QWEN3VL_PART, WORDS
 from sd_scripts.families.common.qwen3vl_signs import TEXT_ENCODER
 from sd_scripts.families.common.transformer_loading import Companion, Loader
 from sd_scripts.library.core.protocols import Dtypes, Version
 from sd_scripts.library.loading.common import Base, FamilySpec, PartSpec, config_of
+from sd_scripts.library.loading.layouts import Stored
 
 from .facts import TRANSFORMER, VAE
 from .network import QwenImage21Network
@@ -30,7 +30,7 @@ _FUSED = {".img_mlp.gate_layer.": 0, ".img_mlp.proj.": 1}
 
 
 def layout(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """Where a transformer's tensors (diffusers names) stand in ComfyUI's files; see original_unet.Layout."""
+    """Where a transformer's tensors (diffusers names) stand in ComfyUI's files; see layouts.Layout."""
     rows = int(config["num_attention_heads"]) * int(config["attention_head_dim"]) * int(config["mlp_ratio"])
 
     def stored(key: str) -> Stored:

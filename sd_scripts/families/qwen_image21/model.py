@@ -21,7 +21,7 @@ from sd_scripts.families.common import structures
 from sd_scripts.families.common.comfyui_levels import Graph, exponential_shift
 from sd_scripts.families.common.editing import AREA, EditingTransformerFamily, controls_of
 from sd_scripts.families.common.images import in_tiles, posterior_mean
-from sd_scripts.families.common.qwen3vl import PAD, states_before_norm, tell_of_cut, tiny_qwen3vl
+from sd_scripts.families.common.qwen3vl import tell_of_cut, tiny_qwen3vl
 from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
 from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
@@ -32,6 +32,7 @@ from sd_scripts.schema.model import MAX_CONTROLS
 from .loading import LOADER, SPEC
 from .network import QwenImage21Network
 from .options import QwenImage21ModelOptions
+from .reading import PAD, states_before_norm
 
 SYSTEM = "<|im_start|>system\nComprehend and analyze the provided prompt.<|im_end|>\n"
 """Rows of these tokens are read by the captions' and not given to the transformer (diffusers, pipeline_qwenimage21.py)."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from diffusers import UNet2DConditionModel
-from torch import nn
+from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from sd_scripts.families.common import original_unet as original
@@ -41,6 +41,26 @@ def _second_in(folder: Path) -> bool:
     return is_second(read_json(folder / "unet" / "config.json", common.BASE))
 
 
+_BLOCK = tuple(
+    f"{layer}{kind}"
+    for layer in ("attn.in_proj_", "ln_1.", "ln_2.", "mlp.c_fc.", "mlp.c_proj.", "attn.out_proj.")
+    for kind in ("weight", "bias")
+)
+_LOGIT_SCALE = 4.6052
+"""ln 100, the largest that CLIP is trained with."""
+
+
+def _open_clip_extras(config: Mapping[str, Any]) -> dict[str, str | Tensor]:
+    """What SD 2.x files have of OpenCLIP's text encoder beyond the layers that are used: the last layer, projection and scale.
+
+    Nothing reads their numbers, as the text is taken before the last layer, but programs that build the whole encoder want them there.
+    So a copy of the layer before it stands for the last layer, and a projection that changes nothing for the projection.
+    """
+    last, width = config["num_hidden_layers"], config["hidden_size"]
+    block = {f"transformer.resblocks.{last}.{name}": f"transformer.resblocks.{last - 1}.{name}" for name in _BLOCK}
+    return {**block, "text_projection": torch.eye(width), "logit_scale": torch.tensor(_LOGIT_SCALE)}
+
+
 _CLIP_L = PartSpec(
     folder="text_encoder",
     class_name="CLIPTextModel",
@@ -56,7 +76,7 @@ _OPEN_CLIP_H = replace(
     _CLIP_L,
     layout=original.open_clip,
     prefixes=("cond_stage_model.model.",),
-    extras=original.open_clip_extras,
+    extras=_open_clip_extras,
     tokenizer=TokenizerSpec("tokenizer", "!"),
 )
 _CONFIGS = Path(__file__).parent / "configs"

@@ -15,6 +15,8 @@ from sd_scripts.library.adapters.readers import LORA, Rule
 from .facts import CHECKPOINT, UNET
 from .loading import SPEC, VERSION
 
+CLIP_G = "text_encoders.clip_g.transformer."
+"""How ComfyUI names the larger text encoder."""
 _OUTER = r"(conv_in|conv_out|time_embedding\.|add_embedding\.).*"
 
 ARCHITECTURES = (
@@ -31,7 +33,7 @@ ARCHITECTURES = (
         prefixes=Prefixes(
             kohya={"backbone": KOHYA, "te1": ("lora_te1_",), "te2": ("lora_te2_",)},
             diffusers=DIFFUSERS,
-            comfyui={"backbone": COMFYUI, "te1": (rules.CLIP_L,), "te2": (rules.CLIP_G,)},
+            comfyui={"backbone": COMFYUI, "te1": (rules.CLIP_L,), "te2": (CLIP_G,)},
         ),
         layer_names=UNetNames,
         ranks=UNetRanks,
@@ -41,7 +43,7 @@ ARCHITECTURES = (
             "ComfyUI": (
                 *rules.UNET_COMFYUI,
                 rules.COMFYUI_TE1,
-                Rule("te2", ("lora_te2_", rules.CLIP_G)),
+                Rule("te2", ("lora_te2_", CLIP_G)),
                 Rule("te2", ("text_encoder_2.",), without="text_projection"),
             ),
             "Forge": (

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from sd_scripts.families.common.original_unet import Stored
+from sd_scripts.library.loading.layouts import Stored
 
 # D: width of the transformer. Rows of the packed matrix: q, k, v of D rows each.
 
@@ -25,7 +25,7 @@ _SIDES = (1 / 4, 3 / 8, 3 / 8)
 
 
 def transformer(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """Where a transformer's tensors (diffusers names) stand in a published file; see original.Layout."""
+    """Where a transformer's tensors (diffusers names) stand in a published file; see layouts.Layout."""
     width = int(config["dim"])
 
     def stored(key: str) -> Stored:

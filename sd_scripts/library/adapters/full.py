@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sd_scripts.families.common import original_unet as original
 from sd_scripts.library.core.errors import TrainingError
 from sd_scripts.library.core.protocols import ModelFamily, Parts
+from sd_scripts.library.loading import layouts
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.network import WholeOptions
 
@@ -128,7 +129,7 @@ def _block_rates(
     block_lr = options.part_rates
     if not block_lr:
         return lambda name: ("unet", options.unet_lr)
-    stored = {name: where.name for name, where in original.places(original.unet, names, dict(parts.backbone.config)).items()}
+    stored = {name: where.name for name, where in layouts.places(original.unet, names, dict(parts.backbone.config)).items()}
     inputs, outputs = (
         1 + max(int(name.split(".")[1]) for name in stored.values() if name.startswith(f"{side}_blocks.")) for side in ("input", "output")
     )

@@ -17,9 +17,9 @@ from typing import Protocol
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from sd_scripts.families.common.original_unet import Stored
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.loading.common import Config
+from sd_scripts.library.loading.layouts import Stored
 
 from .architectures import Architecture
 

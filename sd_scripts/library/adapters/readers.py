@@ -57,7 +57,7 @@ PROGRAMS: dict[str, Program] = {
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredAdapter:
     """A layer of a file: what its name stands for (the first of several layers), its kind, and the endings of its tensors."""
 
     name: str
@@ -65,7 +65,7 @@ class Stored:
     endings: Collection[str]
 
 
-def layers_read(layers: Mapping[str, Stored], names: LayerNames) -> dict[str, list[str]]:
+def layers_read(layers: Mapping[str, StoredAdapter], names: LayerNames) -> dict[str, list[str]]:
     """Which of a file's layers, by their names in the file, each program reads whole that knows the architecture."""
     read: dict[str, list[str]] = {}
     for label, program in PROGRAMS.items():
@@ -78,7 +78,7 @@ def layers_read(layers: Mapping[str, Stored], names: LayerNames) -> dict[str, li
     return read
 
 
-def _reading(program: Program, rules: Collection[Rule], stem: str, layer: Stored, names: LayerNames) -> Rule | None:
+def _reading(program: Program, rules: Collection[Rule], stem: str, layer: StoredAdapter, names: LayerNames) -> Rule | None:
     """The rule by which a program reads a layer whole."""
     lengths = [ending for ending in layer.endings if ending.startswith(("dora_scale", "lora_magnitude"))]
     if layer.kind == "dora" and not any(ending.startswith(program.lengths) for ending in lengths):

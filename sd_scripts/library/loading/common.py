@@ -24,9 +24,9 @@ from torch import nn
 
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.families.common import tokenizers
-from sd_scripts.families.common.original_unet import Extras, Layout, Stored, from_original, no_extras, places, shape_from_original
 from sd_scripts.families.common.tokenizers import TokenizerSpec
 from sd_scripts.library.core.protocols import DeviceMap, Dtypes, Parts, mapped
+from sd_scripts.library.loading.layouts import Extras, Layout, Stored, from_original, no_extras, places, shape_from_original
 from sd_scripts.runs.model_headers import LORA, VAE, Header, what_is
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import pipeline_file

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.families.common.original_unet import TOLERATED
 from sd_scripts.library.core.devices import META
+from sd_scripts.library.loading.layouts import TOLERATED
 from sd_scripts.runs.model_headers import GGUF, Header
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of

@@ -24,9 +24,9 @@ import transformers
 from torch import Tensor, nn
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.families.common.original_unet import TOLERATED, Stored, assembled, places, shape_to_original
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.core.safetensors_file import data_of, header_of
+from sd_scripts.library.loading.layouts import TOLERATED, Stored, assembled, places, shape_to_original
 from sd_scripts.runs.model_headers import COMPILED
 from sd_scripts.schema.files import TEMPORARY_MARK, fsync_directory, written_aside
 

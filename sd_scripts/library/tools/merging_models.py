@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.families.common.original_unet import Stored, assembled, from_original
 from sd_scripts.library.adapters.layers import examples
 from sd_scripts.library.adapters.maths import AdapterLayer, merged_weight
+from sd_scripts.library.loading.layouts import Stored, assembled, from_original
 from sd_scripts.library.loading.writing import folder_aside
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of

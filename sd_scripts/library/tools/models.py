@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.families.common.original_unet import Stored, from_original
 from sd_scripts.library.adapters.architectures import Architecture, architecture_of, architectures
 from sd_scripts.library.adapters.layer_names import LayerNames, layers_in
 from sd_scripts.library.adapters.names import networks_of
@@ -26,6 +25,7 @@ from sd_scripts.library.loading.common import (
     read_json,
 )
 from sd_scripts.library.loading.headers import read_header
+from sd_scripts.library.loading.layouts import Stored, from_original
 from sd_scripts.library.loading.source import find
 from sd_scripts.library.loading.weights import TensorEntry, entries
 from sd_scripts.runs.model_headers import LORA, Header, what_is

@@ -16,7 +16,7 @@ from sd_scripts.library.adapters.layer_names import LayerNames
 from sd_scripts.library.adapters.layers import examples
 from sd_scripts.library.adapters.layouts import PEFT_CONFIG
 from sd_scripts.library.adapters.maths import AdapterLayer, Kind, low_rank_update
-from sd_scripts.library.adapters.readers import Stored, layers_read
+from sd_scripts.library.adapters.readers import StoredAdapter, layers_read
 from sd_scripts.library.adapters.reading import place_of
 from sd_scripts.library.adapters.recognising import other_architecture
 from sd_scripts.schema.errors import OptionError
@@ -174,7 +174,7 @@ def _readers(stems: Mapping[str, Mapping[str, Slot]], found: Findings, names: La
         keys = [slot.name for slot in stems[stem].values()]
         place = place_of(keys[0], names)
         if place is not None:
-            layers[stem] = Stored(place[0].layers[0], kind, [key.removeprefix(f"{stem}.") for key in keys])
+            layers[stem] = StoredAdapter(place[0].layers[0], kind, [key.removeprefix(f"{stem}.") for key in keys])
     counts = {program: len(read) for program, read in layers_read(layers, names).items()}
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
 

@@ -15,13 +15,13 @@ from sd_scripts.families.anima.loading import LOADER, SPEC, transformer_config
 from sd_scripts.families.anima.model import Anima
 from sd_scripts.families.anima.network import made
 from sd_scripts.families.anima.options import AnimaModelOptions, AnimaNetworkOptions
-from sd_scripts.families.common.original_unet import places, shape_to_original
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.files import export
 from sd_scripts.library.adapters.maths import KINDS
 from sd_scripts.library.adapters.merge import merge_into
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.loading.common import read_json
+from sd_scripts.library.loading.layouts import places, shape_to_original
 from sd_scripts.schema.errors import OptionError
 from tests.anima_in_diffusers import pipeline_of, without_torchvision
 from tests.library.networks.adapters_in_small import shaken

@@ -11,7 +11,6 @@ from diffusers import Flux2KleinPipeline, Flux2Transformer2DModel
 from diffusers.loaders.single_file_utils import convert_flux2_transformer_checkpoint_to_diffusers
 from safetensors.torch import load_file, save_file
 
-from sd_scripts.families.common.original_unet import places, shape_to_original, to_original
 from sd_scripts.families.common.samplers import scheduler_for
 from sd_scripts.families.flux2.loading import LOADER, SPEC, transformer_config
 from sd_scripts.families.flux2.model import Flux2
@@ -22,8 +21,10 @@ from sd_scripts.library.adapters.maths import KINDS
 from sd_scripts.library.adapters.merge import merge_into
 from sd_scripts.library.core.protocols import Parts, Preview
 from sd_scripts.library.loading.common import read_json
+from sd_scripts.library.loading.layouts import places, shape_to_original
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import BlocksNetworkOptions
+from tests.library.loading_in_small import to_original
 from tests.library.networks.adapters_in_small import shaken
 
 FLUX2 = Flux2()

@@ -12,7 +12,6 @@ from diffusers.loaders.lora_conversion_utils import _convert_non_diffusers_flux3
 from diffusers.loaders.single_file_utils import convert_flux3_transformer_checkpoint_to_diffusers
 from safetensors.torch import load_file, save_file
 
-from sd_scripts.families.common.original_unet import places, shape_to_original, to_original
 from sd_scripts.families.flux3.loading import LOADER, SPEC, transformer_config
 from sd_scripts.families.flux3.model import Flux3
 from sd_scripts.families.flux3.options import Flux3ModelOptions
@@ -23,9 +22,11 @@ from sd_scripts.library.adapters.merge import merge_into
 from sd_scripts.library.adapters.names import names_for
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.loading.common import read_json
+from sd_scripts.library.loading.layouts import places, shape_to_original
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import BlocksNetworkOptions
 from tests.library.families.test_flux3_family import pipeline_of
+from tests.library.loading_in_small import to_original
 from tests.library.networks.adapters_in_small import shaken
 
 FLUX3, CPU = Flux3(), torch.device("cpu")

@@ -10,7 +10,6 @@ import torch
 from diffusers import FluxTransformer2DModel
 from safetensors.torch import save_file
 
-from sd_scripts.families.common.original_unet import places, to_original
 from sd_scripts.families.kontext.loading import LOADER
 from sd_scripts.families.kontext.model import Kontext
 from sd_scripts.families.kontext.options import KontextModelOptions
@@ -19,9 +18,11 @@ from sd_scripts.library.adapters.files import export
 from sd_scripts.library.adapters.maths import KINDS
 from sd_scripts.library.adapters.merge import merge_into
 from sd_scripts.library.core.protocols import Parts, Preview
+from sd_scripts.library.loading.layouts import places
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import BlocksNetworkOptions
 from tests.library.families.test_kontext_family import pipeline_of
+from tests.library.loading_in_small import to_original
 from tests.library.networks.adapters_in_small import shaken
 
 KONTEXT, SPEC, CPU = Kontext(), LOADER.spec, torch.device("cpu")

@@ -11,7 +11,6 @@ from diffusers import QwenImage21Pipeline, QwenImage21Transformer2DModel
 from diffusers.loaders.single_file_utils import convert_qwen_image21_transformer_checkpoint_to_diffusers as by_diffusers
 from safetensors.torch import save_file
 
-from sd_scripts.families.common.original_unet import places, shape_to_original, to_original
 from sd_scripts.families.common.samplers import scheduler_for
 from sd_scripts.families.qwen_image21.loading import LOADER, SPEC, transformer_config
 from sd_scripts.families.qwen_image21.model import QwenImage21
@@ -22,7 +21,9 @@ from sd_scripts.library.adapters.maths import KINDS
 from sd_scripts.library.adapters.merge import merge_into
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.loading.common import read_json
+from sd_scripts.library.loading.layouts import places, shape_to_original
 from sd_scripts.schema.network import BlocksNetworkOptions
+from tests.library.loading_in_small import to_original
 from tests.library.networks.adapters_in_small import shaken
 from tests.small_models import Words
 

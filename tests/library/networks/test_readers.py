@@ -16,7 +16,7 @@ from sd_scripts.library.adapters.fusing import MAGNITUDE
 from sd_scripts.library.adapters.layer_names import LayerNames
 from sd_scripts.library.adapters.layouts import layout_for, tensors_of
 from sd_scripts.library.adapters.maths import KINDS, AdapterLayer, Kind
-from sd_scripts.library.adapters.readers import Stored
+from sd_scripts.library.adapters.readers import StoredAdapter
 from sd_scripts.library.adapters.reading import place_of
 from sd_scripts.library.tools.models import published
 from sd_scripts.schema import flat
@@ -43,7 +43,7 @@ def held(kind: Kind, rows: int, is_wide: bool) -> AdapterLayer:
     return AdapterLayer(kind, {rest: torch.zeros(shape) for rest, shape in shapes[kind].items()}, 1.0)
 
 
-def stored(architecture: str, layout: str, kind: Kind) -> tuple[dict[str, Stored], LayerNames]:
+def stored(architecture: str, layout: str, kind: Kind) -> tuple[dict[str, StoredAdapter], LayerNames]:
     """The layers of a file with an adapter on everything that this kind can stand on, as our own code writes it."""
     layers = published(architecture)
     adapters = {}
@@ -53,11 +53,11 @@ def stored(architecture: str, layout: str, kind: Kind) -> tuple[dict[str, Stored
         if kind != "oft" or module.weight.dim() == 2:
             adapters[name] = held(kind, rows, module.weight.dim() == 4)
     tensors, _ = tensors_of(adapters, layers.names, layout, torch.float32)
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredAdapter] = {}
     for key in tensors:
         stem, ending = _KEY.fullmatch(key).groups()
         endings = [*found[stem].endings, ending] if stem in found else [ending]
-        found[stem] = Stored(place_of(key, layers.names)[0].layers[0], kind, endings)
+        found[stem] = StoredAdapter(place_of(key, layers.names)[0].layers[0], kind, endings)
     return found, layers.names
 
 

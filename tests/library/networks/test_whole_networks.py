@@ -12,6 +12,7 @@ from sd_scripts.families.sdxl.options import SdxlFullOptions
 from sd_scripts.library.adapters.full import train_whole
 from sd_scripts.library.core.errors import TrainingError
 from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.loading import layouts
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import UNetFullOptions
 
@@ -63,7 +64,7 @@ def test_text_encoders_have_rates_of_their_own_and_zero_leaves_one_alone() -> No
 def test_block_lr_gives_each_part_of_the_original_layout_its_rate() -> None:
     parts = tiny("sdxl")
     names = [key for key, _ in parts.backbone.named_parameters()]
-    places = {key: stored.name.split(".") for key, stored in original.places(original.unet, names, dict(parts.backbone.config)).items()}
+    places = {key: stored.name.split(".") for key, stored in layouts.places(original.unet, names, dict(parts.backbone.config)).items()}
     inputs = 1 + max(int(place[1]) for place in places.values() if place[0] == "input_blocks")
     outputs = 1 + max(int(place[1]) for place in places.values() if place[0] == "output_blocks")
     count = 1 + inputs + 3 + outputs + 1
