@@ -31,7 +31,7 @@ from sd_scripts.schema.model import is_hub_id
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.predict import PredictOptions
 
-from . import files, foreign_images, form, gpu, memory
+from . import desk, files, foreign_images, form, gpu, memory
 from .answers import JsonAnswer
 from .context import Context
 from .dropped import MAX_BYTES as MAX_DROP_BYTES
@@ -75,6 +75,8 @@ class LoraFile:
     run: str
     label: str
     family: str = ""
+    called: str = ""
+    """What somebody calls the run; empty for its own name."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class Saved:
     family: str
     image: str
     """Name of the newest preview of the run; empty where it has none."""
+    called: str = ""
+    """What somebody calls the run; empty for its own name."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +194,8 @@ def saved_by_runs(context: Context) -> list[Saved]:
             continue
         made = sorted(job.run.samples.glob("*.png"), key=lambda path: (-_modified(path), path.name)) if job.run.samples.is_dir() else []
         image = made[0].name if made else ""
-        found += [Saved(str(path), job.name, path.stem, family, image) for path in drawing.saved_files(job.path)]
+        called = desk.read(job.path).label
+        found += [Saved(str(path), job.name, path.stem, family, image, called) for path in drawing.saved_files(job.path)]
     return found[:MAX_LISTED_FILES]
 
 
@@ -200,7 +205,8 @@ def run_files(context: Context) -> list[LoraFile]:
     for job in context.supervisor.jobs():
         family, method = _kind_of(job.run.config, _modified(job.run.config))
         if method == "network":
-            found += [LoraFile(str(path), path, job.name, path.stem, family) for path in drawing.saved_files(job.path) if path.is_file()]
+            files, called = drawing.saved_files(job.path), desk.read(job.path).label
+            found += [LoraFile(str(path), path, job.name, path.stem, family, called) for path in files if path.is_file()]
     return found[:MAX_LISTED_FILES]
 
 
@@ -479,7 +485,9 @@ def routes(menu: Menu, queue: PredictionQueue) -> list[Route]:
     dropped = Dropped(queue.results.parent)
 
     def state(session: str) -> dict[str, Any]:
-        offered = [{"name": item.name, "run": item.run, "label": item.label, "family": item.family} for item in menu.loras()]
+        offered = [
+            {"name": item.name, "run": item.run, "label": item.label, "family": item.family, "called": item.called} for item in menu.loras()
+        ]
         return {
             "loras": offered,
             "saved": [asdict(item) for item in menu.saved()] if menu.saved is not None else [],

@@ -133,10 +133,16 @@ class ToolBench:
                 continue
             if value in known[name].show.suggestions:
                 continue
-            if name in tool.hub and isinstance(value, str) and only_on_hub(value):
+            if name in tool.hub and isinstance(value, str) and (values.get(tool.server) or only_on_hub(value)):
                 continue
             items = value if isinstance(value, list) else [value]
+            told = len(problems)
             confined = [self.confined(name, item, problems) for item in items if isinstance(item, str) and item.strip()]
+            # Told now: one that waits for a device would find it in hours. Of what lies outside nothing more is said.
+            missing = [place for place in confined if not Path(place).exists()] if name in tool.hub and len(problems) == told else []
+            problems += [
+                Problem(name, f"{name}: there is no file or folder {place}; give one, or a hub id (owner/name)") for place in missing
+            ]
             values[name] = confined if isinstance(value, list) else next(iter(confined), None)
         target = values.get(OUTPUT)
         if isinstance(target, str) and Path(target).exists():
@@ -413,6 +419,12 @@ def report(started: Started) -> Any:
     return _json(file) if small and started.state != "running" else None
 
 
+def _why(started: Started) -> list[str]:
+    """Why one has failed, in sentences: those in which it has said so, or what its console ends with."""
+    lines = console.last_lines(started.path / "console.log")
+    return [line.removeprefix("  - ") for line in lines if line.startswith("  - ")] or lines[-1:]
+
+
 def detail(started: Started, offset: int) -> dict[str, Any]:
     """A start in full; offset: how far its console has been read, -1 for a first look."""
     chunk = console.read_console(started.path / "console.log", offset)
@@ -423,6 +435,7 @@ def detail(started: Started, offset: int) -> dict[str, Any]:
         "console": asdict(chunk),
         "percent": min(100, int(percent[-1])) if percent else None,
         "report": report(started),
+        "why": _why(started) if started.state in ("failed", "died") else [],
         "reportFile": str(file) if file.is_file() else "",
         "command": {shell: shown(list(started.order.argv), shell) for shell in ("sh", "powershell")},
         "texts": started.order.texts,

@@ -60,16 +60,16 @@ def _buckets(plan: Plan, own: Sequence[int]) -> list[str]:
     single = [row for row in plan.table() if row.images == 1]
     if single and len(own) > 1:
         sizes = ", ".join(f"{row.width}x{row.height}" for row in single[:_SHOWN_SIZES])
-        found.append(f"{len(single)} buckets have a single image ({sizes}); a larger bucket_reso_steps gives fewer buckets")
+        found.append(f"buckets with a single image: {len(single)} ({sizes}); a larger bucket_reso_steps gives fewer buckets")
     slow = [row for row in plan.table() if row.samples < plan.global_batch_size]
     if slow:
         found.append(
-            f"{len(slow)} buckets have fewer samples an epoch than one step takes ({plan.global_batch_size}), "
-            "so a step shows some of their images more than once; they are still used as often as all others"
+            f"buckets with fewer samples an epoch than one step takes ({plan.global_batch_size}): {len(slow)}; a step shows some of "
+            "their images more than once, and they are still used as often as all others"
         )
     enlarged = [index for index in own if plan.cut(index, 0).resized[0] > plan.images[index].width]
     if enlarged:
-        found.append(f"{len(enlarged)} images are smaller than their bucket and are enlarged: {_names(plan, enlarged)}")
+        found.append(f"smaller than their bucket, and enlarged: {len(enlarged)} ({_names(plan, enlarged)})")
     return found
 
 

@@ -166,8 +166,7 @@ def _without_target(folder: ControlFolder) -> str:
     unused = folder.unused()
     if not unused:
         return ""
-    have = "has" if len(unused) == 1 else "have"
-    return f"{_images(len(unused))} in {folder.folder} {have} no target and are not used: {some_names(unused)}"
+    return f"{_images(len(unused))} in {folder.folder} without a target, not used: {some_names(unused)}"
 
 
 def caption_endings(options: DatasetOptions) -> tuple[str, ...]:

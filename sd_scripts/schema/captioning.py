@@ -114,6 +114,7 @@ class CaptionImages(ToolOptions):
     tab: ClassVar[str] = "data"
     settled: ClassVar[tuple[str, ...]] = ("image_dir", "image_list", "caption_extension", "history_order")
     hub: ClassVar[tuple[str, ...]] = ("caption_model",)
+    server: ClassVar[str] = "endpoint"
     renamed: ClassVar[dict[str, str]] = {
         "train_data_dir": "image_dir",
         "repo_id": "caption_model",

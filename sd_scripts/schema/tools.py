@@ -43,6 +43,8 @@ class ToolOptions(Options):
     """Options that the page decides and does not show."""
     hub: ClassVar[tuple[str, ...]] = ()
     """Options that name a model by a path or by its hub id."""
+    server: ClassVar[str] = ""
+    """The option with the address of a server; where it is given, those of `hub` are names that the server knows."""
     secret: ClassVar[str] = ""
     """Environment variable with a token that it takes: in no file, no command line and no log. The page has a field for it."""
     if TYPE_CHECKING:

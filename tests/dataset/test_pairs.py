@@ -521,7 +521,7 @@ def test_control_images_without_a_target_are_counted_and_named(tmp_path: Path) -
     for index in range(7):
         image(root / f"control/spare_{index}.png")
     (told,) = read(tmp_path).warnings
-    assert f"7 images in {root / 'control'} have no target" in told and "spare_0.png" in told and "and 2 more" in told
+    assert f"7 images in {root / 'control'} without a target" in told and "spare_0.png" in told and "and 2 more" in told
 
 
 def test_a_data_set_without_any_pair_is_refused_with_the_layouts_that_are_understood(tmp_path: Path) -> None:

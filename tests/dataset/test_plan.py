@@ -214,7 +214,7 @@ def test_the_description_counts_and_warns() -> None:
     assert sum(row["samples"] for row in told["buckets"]) == told["samples_per_epoch"] == 10
     text = "\n".join(told["warnings"])
     assert "1 of 5 training images have no caption" in text and "0_0.png" in text
-    assert "buckets have a single image" in text and "are enlarged: 0_1.png" in text and "fewer samples an epoch" in text
+    assert "buckets with a single image: " in text and "and enlarged: 1 (0_1.png)" in text and "fewer samples an epoch" in text
 
 
 @pytest.mark.parametrize(

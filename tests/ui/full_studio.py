@@ -45,9 +45,9 @@ def fill(root: Path, session: str) -> None:
     predicted(root, session)
 
 
-def verified(root: Path, path: Path) -> None:
-    """A check of a file in the Tools tab, as the studio and the tool leave it."""
-    folder = root / FOLDER / "20260101-120000-abcd-verify_lora"
+def verified(root: Path, path: Path, name: str = "20260101-120000-abcd-verify_lora", returncode: int = 0) -> Path:
+    """A check of a file in the Tools tab, as the studio and the tool leave it, in its folder."""
+    folder = root / FOLDER / name
     folder.mkdir(parents=True)
     order = {
         "tool": "verify_lora",
@@ -59,8 +59,9 @@ def verified(root: Path, path: Path) -> None:
         "of_run": "",
     }
     report = {"lines": [f"{path.name}: 1 layer", "no problems found"], "layers": [{"name": "a", "rank": 4}]}
-    for file, content in (("tool.json", order), ("exit.json", {"run_id": "e" * 32, "returncode": 0}), ("report.json", report)):
+    for file, content in (("tool.json", order), ("exit.json", {"run_id": "e" * 32, "returncode": returncode}), ("report.json", report)):
         (folder / file).write_text(json.dumps(content))
+    return folder
 
 
 def predicted(root: Path, session: str) -> None:

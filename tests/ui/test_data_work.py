@@ -113,10 +113,10 @@ def test_nothing_is_sent_before_the_page_has_said_what_and_a_key_is_kept_nowhere
     server = Server([(200, answer("a star")), (200, answer("a star")), (401, "no"), (200, answer("a star"))])
     try:
         desk = desk_of(context, folder)
-        asked = order(caption_model="theirs", endpoint=server.url, instruction="What is it?") | {"key": "secret-key"}
+        asked = order(caption_model="theirs:7b", endpoint=server.url, instruction="What is it?") | {"key": "secret-key"}
         said = jobs.start(desk, asked)
         told = "\n".join(said["leaving"])
-        for words in (server.url, f"{COUNT - 1} images", "What is it?", "theirs", "key that you have typed", "Not sent"):
+        for words in (server.url, f"{COUNT - 1} images", "What is it?", "name: theirs:7b.", "key that you have typed", "Not sent"):
             assert words in told
         # Another question needs another yes.
         assert "leaving" in jobs.start(desk, asked | {"known": said["known"], "texts": asked["texts"] | {"instruction": "Who?"}})
@@ -124,11 +124,13 @@ def test_nothing_is_sent_before_the_page_has_said_what_and_a_key_is_kept_nowhere
         assert server.heard == [] and desk.bench.recent(about=str(folder)) == []
         started = jobs.start(desk, asked | {"known": said["known"]})["run"]
         assert ended(desk, started["name"]).state == "failed" and len(texts(folder)) == 3
-        assert "CAPTION_API_KEY" in (desk.bench.find(started["name"]).path / "console.log").read_text()
+        (why,) = tools.detail(desk.bench.find(started["name"]), -1)["why"]
+        assert why.startswith("endpoint: ") and "CAPTION_API_KEY" in why
         jobs.resume(desk, {"name": started["name"], "key": "other-key"})
         assert ended(desk, started["name"]).state == "finished" and len(texts(folder)) == COUNT
         keys = [headers["authorization"] for headers, _ in server.heard]
         assert keys == ["Bearer secret-key"] * 3 + ["Bearer other-key"] * (COUNT - 3), "what was written is not sent again"
+        assert {body["model"] for _, body in server.heard} == {"theirs:7b"}, "a name, and no path of this machine"
         assert rooms.undo(desk.room)["count"] == COUNT - 1
         for file in [*context.output_dir.rglob("*"), *folder.rglob("*")]:
             assert file.is_dir() or not any(key in file.read_bytes() for key in (b"secret-key", b"other-key"))
@@ -143,6 +145,7 @@ def test_what_cannot_be_done_is_refused_with_a_sentence(context: Context, folder
     for wrong, sentence in (
         (order(caption_model=""), "caption_model"),
         (order(endpoint="nowhere"), "endpoint"),
+        (order(caption_model=str(tmp_path / "nowhere")), "caption_model: there is no file or folder"),
         (order(replace_words="a man"), "replace_words"),
         (order() | {"indices": []}, "No image is shown"),
         (order() | {"indices": [99]}, "No image is shown"),
@@ -153,8 +156,10 @@ def test_what_cannot_be_done_is_refused_with_a_sentence(context: Context, folder
     shared = replace(desk, context=replace(context, is_private=False), bench=tools.ToolBench(context.output_dir, (context.output_dir,)))
     with pytest.raises(OptionError, match=r"endpoint: 127\.0\.0\.1 lies inside this network"):
         jobs.start(shared, order(caption_model="theirs", endpoint="http://127.0.0.1:9/v1"))
-    with pytest.raises(OptionError, match="caption_model: /etc is outside"):
-        jobs.start(shared, order(caption_model="/etc"))
+    for outside in ("/etc", "/nowhere"):
+        with pytest.raises(OptionError, match=f"caption_model: {outside} is outside") as refused:
+            jobs.start(shared, order(caption_model=outside))
+        assert len(refused.value.problems) == 1, "nothing is told of what is there"
     named = shared.bench.options(TOOLS["caption"], {"caption_model": "owner/name"}, {"image_dir": "."})
     assert flat.flatten(named)["caption_model"] == "owner/name"
     listed = tmp_path / "captions.json"

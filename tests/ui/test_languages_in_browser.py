@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from playwright.sync_api import expect
 
 from sd_scripts.library.tools import converting, headers, merging, resizing
@@ -114,6 +115,13 @@ def test_what_has_a_translation_stays_english_in_no_tab(studios: Callable[..., A
     output = tmp_path / "output"
     output.mkdir()
     full_studio.fill(output, "a" * 32)
+    refused = full_studio.verified(output, tmp_path / "gone.safetensors", "20260102-120000-abcd-verify_lora", returncode=2)
+    (refused / "report.json").unlink()
+    why = "model: there is no file or folder /gone; give one, or a hub id (owner/name)"
+    (refused / "console.log").write_text(f"verify_lora.py: one problem, nothing was started:\n  - {why}\n")
+    (tmp_path / "mine").mkdir()
+    for side in (16, 64):
+        Image.new("RGB", (side, side), "teal").save(tmp_path / "mine" / f"{side}.png")
     page = visit(studios(output_dir=output).url).page
     catalogue = json.loads((ROOT / "kohya_like/web/languages/de.json").read_text(encoding="utf-8"))
     texts = {english: german for part in ("page", "said") for english, german in catalogue[part].items() if isinstance(german, str)}
@@ -141,10 +149,21 @@ def test_what_has_a_translation_stays_english_in_no_tab(studios: Callable[..., A
             page.locator(".kr-row", has_text=name).locator("input").check()
         expect(page.locator(".kr-compare th[scope=row]").nth(4)).to_be_visible()
         look("runs compared")
-        for tab in ("Daten", "Tools", "Zeichnen", "Hilfe"):
+        for tab in ("Tools", "Zeichnen", "Hilfe"):
             page.get_by_role("tab", name=tab).click()
             page.wait_for_timeout(500)
             look(tab)
+        page.get_by_role("tab", name="Tools").click()
+        page.locator("#kl-tools li", has_text="fehlgeschlagen").get_by_role("button").click()
+        expect(page.locator("#kl-tools p", has_text="/gone")).to_have_text(re.compile("^model: Es gibt"))
+        page.get_by_role("tab", name="Training").click()
+        for name, text in (("pretrained_model_name_or_path", "toy"), ("train_data_dir", str(tmp_path / "mine"))):
+            page.locator(f"#kl-{name}").fill(text)
+        page.get_by_role("tab", name="Daten").click()
+        page.locator(".kl-data-cell", has_text="16.png").click()
+        expect(page.locator(".kl-data-shown p")).not_to_have_count(0)
+        expect(page.locator(".kl-data-cell", has_text="16.png")).to_contain_text("vergrößert")
+        look("Daten")
     finally:
         page.evaluate("localStorage.clear(); sessionStorage.clear()")
     assert {where: texts for where, texts in stayed.items() if texts} == {}

@@ -178,7 +178,7 @@ def test_the_export_shows_files_and_gives_them_as_one_archive(place: Any, visit:
     page.locator("#kl-cluster-kind").select_option("torchrun")
     expect(page.locator("#kl-cluster-partition")).to_be_hidden()
     page.get_by_role("button", name="Write the files").click()
-    expect(page.locator("#kl-cluster-main_address-error, .kl-export .kl-error:visible").first).to_contain_text("main_address is missing")
+    expect(page.locator("#kl-cluster-main_address-error, .kl-export .kl-error:visible").first).to_contain_text("This is required")
     page.locator("#kl-cluster-kind").select_option("slurm")
     page.locator("#kl-cluster-machines").fill("3")
     page.get_by_role("button", name="Write the files").click()

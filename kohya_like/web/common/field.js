@@ -99,7 +99,9 @@ export function blame(fields, wrong, problems) {
       loose.push(translated(message));
       continue;
     }
-    field.error.textContent = [field.error.hidden ? "" : field.error.textContent, translated(message).replace(`${option}: `, "")].filter(Boolean).join(" ");
+    // That one is missing is said with its help, which stands below the field.
+    const short = message.startsWith(`${option} is missing: `) ? t`This is required.` : translated(message).replace(`${option}: `, "");
+    field.error.textContent = [field.error.hidden ? "" : field.error.textContent, short].filter(Boolean).join(" ");
     field.error.hidden = false;
     field.node.setAttribute("aria-invalid", "true");
     const fold = field.node.closest("details");

@@ -10,6 +10,9 @@ export function figure(value, digits = 4) {
   return Number(value.toPrecision(digits)).toString();
 }
 
+// A run as lists name it: by what somebody calls it, and when it was started.
+export const runWords = (name, called = "") => name.replace(/^(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)\d\d(_\d+)?-(.*)$/, (_all, year, month, day, hour, minute, _more, rest) => `${called || rest} · ${year}-${month}-${day} ${hour}:${minute}`);
+
 export function duration(seconds) {
   const whole = Math.max(0, Math.round(seconds));
   if (whole < 60) return t`${whole} s`;

@@ -16,6 +16,8 @@ import { proposals } from "./triage.js";
 import { aboutTokens } from "./tokens.js";
 import { makeWork, openWork } from "./work.js";
 
+const KIND_WORDS = { regularisation: t`regularisation`, "held out": t`held out` };
+
 export async function data({ root }) {
   const desk = { known: null, texts: [], marked: new Map(), faces: new Map(), alike: [] };
   const status = make("p", { class: "kl-status", role: "status" });
@@ -73,7 +75,7 @@ export async function data({ root }) {
   function findings(index) {
     const item = desk.known.items[index];
     const tokens = aboutTokens(desk.texts[index]);
-    return [item.kind, desk.texts[index].trim() ? "" : t`no caption`, item.small ? "small" : "", item.enlarged ? "enlarged" : "",
+    return [KIND_WORDS[item.kind] || "", desk.texts[index].trim() ? "" : t`no caption`, item.small ? t`small` : "", item.enlarged ? t`enlarged` : "",
       desk.known.length && tokens > desk.known.length ? t`long caption` : "", desk.faces.get(index) || "", isAlike(index) ? t`alike for the model` : "", desk.marked.get(index) || ""].filter(Boolean);
   }
   desk.findings = findings;
@@ -197,8 +199,10 @@ export async function data({ root }) {
         make("button", { type: "button", class: "kl-button kl-strong", text: t`Add images`, onclick: () => addImages() }));
       return;
     }
-    const remarks = [...last.notes.map(translated), ...last.bad.map((text) => t`Cannot be read: ${text}`)];
+    const remarks = [...last.notes.map(translated), ...last.bad.map((text) => t`Cannot be used: ${translated(text)}`)];
     notes.hidden = !remarks.length;
+    // A run does not start with them.
+    notes.open = last.bad.length > 0;
     notes.replaceChildren(make("summary", {}, make("span", { text: plural(remarks.length, "finding", "findings") })), make("ul", { class: "kl-plain" }, ...remarks.map((text) => make("li", { text }))));
     sift();
     if (told) bring(status);

@@ -42,10 +42,12 @@ export function makeWork(desk, after) {
   const resume = button(t`Resume`, () => order("resume"));
   const close = make("button", { type: "button", class: "kl-button", text: t`Close`, "aria-label": t`Close what was done`, onclick: () => (root.hidden = true) });
   const log = new Console();
+  const others = make("div", { class: "kl-row" }); // a button for each other one that waits or is at work
   const root = make("section", { class: "kl-card kl-data-work", "aria-label": t`Work on the images`, hidden: true },
-    make("div", { class: "kl-row kl-between" }, title, badge), bar.root, line, wrong, key.root, make("div", { class: "kl-row" }, stop, resume, close), make("div", { class: "kl-live" }, log.root));
+    make("div", { class: "kl-row kl-between" }, title, badge), bar.root, line, wrong, key.root, make("div", { class: "kl-row" }, stop, resume, close), others, make("div", { class: "kl-live" }, log.root));
   let labels = {};
   let run = "";
+  let tool = "";
   let offset = -1;
   let state = "";
 
@@ -72,9 +74,21 @@ export function makeWork(desk, after) {
     root.hidden = false;
     key.node.value = "";
     tell("");
-    title.textContent = labels[row.tool] || row.tool;
+    tool = row.tool;
+    title.textContent = labels[tool] || "";
     follow().catch((error) => tell(error.message));
     poll();
+    learn();
+  }
+
+  // The tools, and what was started for the data set that is open; null where it cannot be said.
+  async function learn() {
+    const known = await post("/kl/data/tool/forms", { room: desk.known.room }).catch(() => null);
+    if (!known || known.problems) return null;
+    labels = Object.fromEntries(known.tools.map(({ name, label }) => [name, translated(label)]));
+    others.replaceChildren(...known.runs.filter((row) => row.name !== run && STARTED.includes(row.state)).map((row) => button(t`Show: ${labels[row.tool]}`, () => show(row))));
+    title.textContent = labels[tool] || "";
+    return known;
   }
 
   async function follow() {
@@ -82,7 +96,7 @@ export function makeWork(desk, after) {
     const answer = await ask(`/kl/tools/run/${encodeURIComponent(name)}?console=${offset}`);
     if (name !== run) return;
     offset = answer.console.offset;
-    const hasEnded = STARTED.includes(state) && answer.state === "finished";
+    const hasEnded = STARTED.includes(state) && !STARTED.includes(answer.state);
     state = answer.state;
     const isOn = STARTED.includes(state);
     badge.dataset.state = state === "cancelled" ? "stopped" : state;
@@ -91,7 +105,7 @@ export function makeWork(desk, after) {
     bar.show(answer.percent === null ? null : answer.percent / 100, state === "running");
     const lines = answer.report && Array.isArray(answer.report.lines) ? answer.report.lines.map((each) => sentence(translated(each))).join(" ") : "";
     const last = answer.console.open || answer.console.lines[answer.console.lines.length - 1] || "";
-    say(line, state === "queued" ? t`It waits until a device is free.` : isOn ? last || t`Starting …` : lines || translated(last) || line.textContent);
+    say(line, state === "queued" ? t`It waits until a device is free.` : isOn ? last || t`Starting …` : lines || answer.why.map(translated).join(" "));
     stop.hidden = !isOn;
     resume.hidden = isOn || state === "finished";
     key.root.hidden = resume.hidden || !answer.texts.endpoint;
@@ -99,7 +113,8 @@ export function makeWork(desk, after) {
     log.update(answer.console);
     if (state === "failed" || state === "died") log.root.open = true;
     await renew();
-    if (hasEnded && ["faces", "duplicates"].includes(answer.tool)) take(await post("/kl/data/tool/forms", { room: desk.known.room }));
+    const known = hasEnded && (await learn());
+    if (known && state === "finished" && ["faces", "duplicates"].includes(answer.tool)) take(known);
   }
 
   function take({ faces, alike }) {
@@ -132,9 +147,8 @@ export function makeWork(desk, after) {
     root, show,
     // Of a data set that was opened: what is under way for it, or was stopped.
     async look() {
-      const known = await post("/kl/data/tool/forms", { room: desk.known.room }).catch(() => null);
-      if (!known || known.problems) return;
-      labels = Object.fromEntries(known.tools.map(({ name, label }) => [name, translated(label)]));
+      const known = await learn();
+      if (!known) return;
       take(known);
       const newest = known.runs[0];
       if (newest && newest.state !== "finished") show(newest);

@@ -3,6 +3,7 @@
 import { makeField } from "../common/field.js";
 import { t } from "../common/language.js";
 import { make } from "../common/page.js";
+import { runWords } from "../common/words.js";
 
 const MAX_CHECKPOINTS = 4; // of a run, chosen from the start
 const PROMPTS = { name: "prompts", label: t`Prompts`, control: "area", default: "", help: t`One a line; kohya's flags (--w --h --d --s --l --n) work in each. Empty takes the prompt above.` };
@@ -52,7 +53,7 @@ export function makeAxes({ known, draft, keep, mine, fold }) {
     fields[1].root.hidden = isWhole();
     const wanted = current().map((row) => runOf(row.name)).find(Boolean) || runs()[0] || "";
     const run = pick.dataset.touched && runs().includes(pick.value) ? pick.value : wanted;
-    pick.replaceChildren(make("option", { value: "", text: t`no run` }), ...runs().map((each) => make("option", { value: each, text: each })));
+    pick.replaceChildren(make("option", { value: "", text: t`no run` }), ...runs().map((each) => make("option", { value: each, text: runWords(each, filesOf(each)[0].called) })));
     pick.value = run;
     check();
   }

@@ -8,7 +8,7 @@ import { makeMemory } from "../common/memory.js";
 import { makeBar } from "../common/progress.js";
 import { store, stored } from "../common/stored.js";
 import { ask, post, repeat, withToken } from "../common/studio.js";
-import { duration } from "../common/words.js";
+import { duration, runWords } from "../common/words.js";
 import { makeAxes } from "./axes.js";
 import { Compare } from "./compare.js";
 import { makeDropping } from "./dropping.js";
@@ -381,11 +381,10 @@ export function inference({ root }) {
       const { choice } = known;
       offered = JSON.stringify(known.saved);
       clear();
-      const runs = [...new Set(known.saved.map((each) => each.run))];
-      const label = (name) => name.replace(/^(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)\d\d(_\d+)?-(.*)$/, "$7 · $1-$2-$3 $4:$5");
+      const runs = new Map(known.saved.map((each) => [each.run, runWords(each.run, each.called)]));
       const toys = known.families.filter((each) => each.toy);
       select.replaceChildren(
-        ...runs.map((run) => make("optgroup", { label: label(run) }, ...known.saved.filter((each) => each.run === run).map((each) => make("option", { value: code(each.name, each.family), text: each.label })))),
+        ...[...runs].map(([run, label]) => make("optgroup", { label }, ...known.saved.filter((each) => each.run === run).map((each) => make("option", { value: code(each.name, each.family), text: each.label })))),
         make("optgroup", { label: t`Built-in toys` }, ...toys.map(({ name, label: text }) => make("option", { value: code("toy", name), text: t`Toy of ${text}` }))),
         make("option", { value: OTHER, text: t`Another file, model or hub id …` }));
       family.replaceChildren(make("option", { value: "", text: t`Family: by the file` }), ...known.families.map(({ name, label: text }) => make("option", { value: name, text })));
@@ -396,7 +395,7 @@ export function inference({ root }) {
       about.hidden = !saved || !saved.image;
       if (!about.hidden) about.src = withToken(`/kl/run/${encodeURIComponent(saved.run)}/sample/${encodeURIComponent(saved.image)}`);
       const base = known.model.find(({ name }) => name === BASE);
-      facts.textContent = [saved ? label(saved.run) : "", choice.label, base && base.default ? t`base ${base.default.split(/[\\/]/).pop()}` : ""].filter(Boolean).join(" · ");
+      facts.textContent = [saved ? runs.get(saved.run) : "", choice.label, base && base.default ? t`base ${base.default.split(/[\\/]/).pop()}` : ""].filter(Boolean).join(" · ");
       none.hidden = known.saved.length > 0 || choice.with === "toy";
       dropping.root.hidden = !known.mayType;
     }
@@ -438,11 +437,11 @@ export function inference({ root }) {
     let offered = "";
 
     function choices(select, row) {
-      const runs = [...new Set(mine().map((each) => each.run))];
+      const runs = new Map(mine().map((each) => [each.run, runWords(each.run, each.called)]));
       const there = mine().some((each) => each.name === row.name);
       select.replaceChildren(
         make("option", { value: "", text: mine().length ? t`Choose a file …` : t`No run of this family has saved a file yet` }),
-        ...runs.map((run) => make("optgroup", { label: run }, ...mine().filter((each) => each.run === run).map((each) => make("option", { value: each.name, text: each.label })))),
+        ...[...runs].map(([run, label]) => make("optgroup", { label }, ...mine().filter((each) => each.run === run).map((each) => make("option", { value: each.name, text: each.label })))),
         ...(known.mayType ? [make("option", { value: OTHER, text: t`Another file …` })] : []));
       if (row.name && !there) row.typed = known.mayType;
       select.value = row.typed ? OTHER : there ? row.name : "";

@@ -281,8 +281,8 @@ export function tools({ root }) {
         badge.textContent = WORDS[answer.state];
         bar.root.hidden = !running;
         bar.show(answer.percent === null ? null : answer.percent / 100, running);
-        line.hidden = !running;
-        line.textContent = answer.console.open || answer.console.lines[answer.console.lines.length - 1] || t`Starting …`;
+        line.hidden = !running && !answer.why.length;
+        line.textContent = answer.why.map(translated).join(" ") || answer.console.open || answer.console.lines[answer.console.lines.length - 1] || t`Starting …`;
         cancel.hidden = !running;
         verify.hidden = !answer.output;
         verify.dataset.path = answer.output;
