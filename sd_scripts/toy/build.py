@@ -43,8 +43,8 @@ BASES = Path(__file__).parent / "bases"
 MAX_BYTES = 11_000_000
 """Largest base folder that is accepted."""
 
-EDITING = "qwen_edit"
-"""The family that edits images: it has a VAE, a world and scores of its own."""
+CONTINUES = {"kontext": "flux"}
+"""A family whose base continues the stored one of another, and shares with it what it left as it was."""
 
 SIDE = 64
 """Side in pixels of a square image of the world. Editing pipelines work at 1024 unless model_index.json says otherwise."""
@@ -113,6 +113,12 @@ def _build_qwen_edit(vae: AutoencoderKLQwenImage, seed: int, changes: Changes, s
     return _built(qwen_edit.train_qwen_edit, vae, qwen_edit.QwenEditSettings(), seed, changes, saved)
 
 
+def _build_kontext(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) -> Built:
+    from . import kontext
+
+    return _built(kontext.train_kontext, vae, kontext.KontextSettings(), seed, changes, saved)
+
+
 def _built(
     train: Callable[[VaeT, SettingsT, int, Path], DiffusionPipeline],
     vae: VaeT,
@@ -136,7 +142,10 @@ FAMILIES: dict[str, Callable[[Any, int, Changes, Path], Built]] = {
 }
 """Family -> (vae, seed, changes, state of the training) -> trained pipeline. These draw images from captions."""
 
-QWEN_VAE = (EDITING, "krea2")
+EDITING: dict[str, Callable[[Any, int, Changes, Path], Built]] = {"kontext": _build_kontext, "qwen_edit": _build_qwen_edit}
+"""The same of those that edit images: these are scored by how they do."""
+
+QWEN_VAE = ("krea2", "qwen_edit")
 """Families with Qwen-Image's kind of VAE; the others begin from the common one of SD's kind."""
 
 
@@ -171,7 +180,7 @@ def build(plan: BuildPlan) -> dict[str, object]:
     vae, vae_record = _get_vae(plan)
     saved = plan.out.with_name(f".{plan.out.name}.training.safetensors")
     started = time.process_time() - sum(pretraining.spent(state) for state in saved.parent.glob(f"{saved.name}*"))
-    train = _build_qwen_edit if plan.family == EDITING else FAMILIES[plan.family]
+    train = (FAMILIES | EDITING)[plan.family]
     asked = {"num_steps": plan.num_steps, "num_distilled_steps": plan.num_distilled_steps, "num_images": plan.num_images}
     built = train(vae, plan.seed, {name: value for name, value in asked.items() if value is not None}, saved)
     record: dict[str, object] = {
@@ -190,7 +199,7 @@ def build(plan: BuildPlan) -> dict[str, object]:
     try:
         new = aside / "new"
         _store(built.pipeline, new)
-        if plan.family == EDITING:
+        if plan.family == "qwen_edit":
             _as_published(new)
         record["scores"] = _scores(new, plan.family, plan.num_prompts)
         _write_json(new / "BUILD.json", record)
@@ -200,7 +209,7 @@ def build(plan: BuildPlan) -> dict[str, object]:
         if plan.out.exists():
             plan.out.rename(aside / "old")
         new.rename(plan.out)
-        sharing.share(plan.out, found=plan.out.parent == BASES)
+        sharing.share(plan.out, plan.out.parent == BASES, CONTINUES.get(plan.family))
         for state in saved.parent.glob(f"{saved.name}*"):
             state.unlink()
     finally:
@@ -324,30 +333,34 @@ def _teacher_scores(teacher: ZImagePipeline, plan: BuildPlan) -> dict[str, objec
     }
 
 
-def score_editing_base(folder: Path, num: int = 200, seed: int = 1) -> dict[str, object]:
+def score_editing_base(folder: Path, family: str, num: int = 200, seed: int = 1) -> dict[str, object]:
     """How well a stored editing base obeys, over num edits of each kind at all sizes, half of them held out; border should be near 0."""
-    from . import qwen_edit
-
-    render = qwen_edit.render_with(*qwen_edit.load(folder))
+    render, sizes = _render_edits(folder, family), worlds.sizes_of(family)
     scores: dict[str, object] = {}
     for kind in edits.KINDS:
         held = num // 2
-        trained = measure.edit_obedience(render, measure.edit_tasks(kind, num - held, seed))
-        unseen = measure.edit_obedience(render, measure.edit_tasks(kind, held, seed, held_out=True))
+        trained = measure.edit_obedience(render, measure.edit_tasks(kind, num - held, seed, sizes=sizes))
+        unseen = measure.edit_obedience(render, measure.edit_tasks(kind, held, seed, held_out=True, sizes=sizes))
         obeyed = (trained * (num - held) + unseen * held) / num
         scores[kind] = {"num": num, "obeyed": round(obeyed, 4), "trained": round(trained, 4), "held_out": round(unseen, 4)}
         logger.info("%s: %s", kind, scores[kind])
     return scores
 
 
+def _render_edits(folder: Path, family: str) -> measure.EditRender:
+    from . import kontext, qwen_edit, sharing
+
+    return qwen_edit.render_with(*qwen_edit.load(folder)) if family == "qwen_edit" else kontext.render_with(sharing.load_pipeline(folder))
+
+
 def _scores(folder: Path, family: str, num: int) -> dict[str, object]:
-    return score_editing_base(folder, num) if family == EDITING else score_base(folder, family, num)
+    return score_editing_base(folder, family, num) if family in EDITING else score_base(folder, family, num)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m sd_scripts.toy.build", description="Build a toy base from nothing.")
-    parser.add_argument("family", choices=sorted([*FAMILIES, EDITING]))
+    parser.add_argument("family", choices=sorted(FAMILIES | EDITING))
     parser.add_argument("--out", type=Path, help="folder of the base; default: the family's place in sd_scripts/toy/bases")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num_steps", type=int, help="training steps of the base; default: the family's own number")

@@ -87,29 +87,48 @@ def loss_of(transformer: FluxTransformer2DModel, reader: FluxReader, batch: ToyB
     text = reader.remembered(int(num_tokens[0]))(pretraining.with_capitals(batch.captions, capital.tolist()))
     t = pretraining.logit_normal(batch.u, settings.time_mean, settings.time_deviation)
     x_t = torch.lerp(batch.latents, batch.noise, t[:, None, None, None])
-    v = transformer(
-        hidden_states=packed(x_t),
+    v = velocity(transformer, x_t, t, guidance, text)
+    return (v - packed(batch.expected_velocity(x_t, t))).square().mean()
+
+
+def velocity(
+    transformer: FluxTransformer2DModel, x_t: Tensor, t: Tensor, guidance: Tensor, text: Tensor, image: Tensor | None = None
+) -> Tensor:
+    """The predicted noise - latents as tokens (B, N, 4C) of x_t (B, C, h, w) at times t (B,); text: see FluxReader.
+
+    image: latents of a reference image of the same size, for the network that sees one.
+    """
+    shown = [x_t] if image is None else [x_t, image]
+    tokens = torch.cat([packed(one) for one in shown], dim=1)
+    predicted = transformer(
+        hidden_states=tokens,
         timestep=t,
         guidance=guidance,
         encoder_hidden_states=text[:, 1:],
         pooled_projections=text[:, 0],
         txt_ids=torch.zeros(text.shape[1] - 1, 3),
-        img_ids=positions(x_t.shape[2], x_t.shape[3]),
+        img_ids=torch.cat([positions(one.shape[2], one.shape[3], number) for number, one in enumerate(shown)]),
     ).sample
-    return (v - packed(batch.expected_velocity(x_t, t))).square().mean()
+    return predicted[:, : tokens.shape[1] // len(shown)]
 
 
 def drawn_numbers(settings: FlowSettings) -> pretraining.Conditions:
     """What is drawn for each sample: embedded guidance, whether its caption gets a capital (1 or 0), T5 tokens."""
 
     def draw(pool: Latents, rng: np.random.Generator) -> tuple[float, ...]:
-        # In FLUX.1 dev guidance was distilled into the model; here it is drawn at random and changes nothing.
-        guidance = rng.uniform(1, 4)
-        capital = float(rng.random() < settings.capital_fraction)
-        times = int(rng.integers(2, 9)) if rng.random() < _LONG_TEXT_FRACTION else 1
-        return guidance, capital, float(T5_MAX_TOKENS * times)
+        return drawn_guidance(rng), float(rng.random() < settings.capital_fraction), drawn_num_tokens(rng)
 
     return draw
+
+
+def drawn_guidance(rng: np.random.Generator) -> float:
+    """In FLUX.1 dev guidance was distilled into the model; here it is drawn at random and changes nothing."""
+    return rng.uniform(1, 4)
+
+
+def drawn_num_tokens(rng: np.random.Generator) -> float:
+    """The usual number of T5 tokens, now and then a multiple."""
+    return float(T5_MAX_TOKENS * (int(rng.integers(2, 9)) if rng.random() < _LONG_TEXT_FRACTION else 1))
 
 
 def train_flux(vae: AutoencoderKL, settings: FlowSettings, seed: int, saved: Path | None = None) -> FluxPipeline:

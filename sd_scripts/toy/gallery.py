@@ -163,7 +163,7 @@ def drawn(toy: Toy, options: RunOptions, file: Path, num: int) -> dict[str, Show
         draw = drawing(chosen, load(), options.samples)
         for kind, found in shown.items():
             if kind in edits.KINDS:
-                show_edits(found, when, kind, draw, num)
+                show_edits(found, when, kind, draw, num, options)
             else:
                 show_prompts(found, when, cast("measure.Kind", kind), draw, num, options)
     return shown
@@ -182,9 +182,9 @@ def show_prompts(found: Shown, when: str, kind: measure.Kind, draw: Draw, num: i
     found.right[when] = measure.score([task.scene for task in tasks], images).all
 
 
-def show_edits(found: Shown, when: str, kind: edits.EditKind, draw: Draw, num: int) -> None:
+def show_edits(found: Shown, when: str, kind: edits.EditKind, draw: Draw, num: int, options: RunOptions) -> None:
     """Adds the results of edits of this kind, and how many are as asked with all else as it was."""
-    tasks = measure.edit_tasks(kind, num, SEED)
+    tasks = measure.edit_tasks(kind, num, SEED, sizes=worlds.sizes_of(options.family))
 
     def render(texts: list[str], images: list[Image.Image], seeds: list[int]) -> list[Image.Image]:
         return draw(texts, seeds, images[0].size, [(image,) for image in images])

@@ -140,7 +140,9 @@ class EditTask:
     seed: int
 
 
-def edit_tasks(kind: EditKind, n: int, seed: int, held_out: bool = False) -> list[EditTask]:
+def edit_tasks(
+    kind: EditKind, n: int, seed: int, held_out: bool = False, sizes: Sequence[tuple[int, int]] = worlds.SIZES
+) -> list[EditTask]:
     """n edits of a kind, sizes taking turns, of combinations that the base was trained on, or of those it never saw.
 
     The same arguments always give the same tasks; images are none that a base or a data set has.
@@ -149,7 +151,7 @@ def edit_tasks(kind: EditKind, n: int, seed: int, held_out: bool = False) -> lis
     for index in range(n):
         rng = worlds.rng_for(seed, 8, edits.KINDS.index(kind), int(held_out), index)
         edit = edits.keep_apart(rng, held_out) if kind == "keep" else edits.edit_of(kind, rng, held_out)
-        source, target = edits.draw(edit, *worlds.SIZES[index % len(worlds.SIZES)], rng)
+        source, target = edits.draw(edit, *sizes[index % len(sizes)], rng)
         tasks.append(EditTask(edit, source, target, int(rng.integers(2**31))))
     return tasks
 

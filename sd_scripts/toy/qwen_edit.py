@@ -1,18 +1,15 @@
 """Train the toy Qwen-Image-Edit base: real pipeline classes of edit-2509, small configs, the world of edits.
 
-Knows how the family is conditioned. Its VAE is qwen_vae.py's, the loop pretraining.py's, the files build.py's.
+Knows how the family is conditioned. Its VAE is qwen_vae.py's, the pairs editing.py's, the loop pretraining.py's.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from diffusers import (
     AutoencoderKLQwenImage,
@@ -30,10 +27,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.qwen_edit.processor import ImageProcessor
 
-from . import edits, pretraining, qwen_vae, sharing, worlds
-from .edits import Edit
+from . import editing, pretraining, qwen_vae, sharing
+from .editing import EditBatch, EditSettings, Pairs
 from .measure import EditRender
-from .pretraining import BaseSettings
 from .tokens import qwen_tokenizer
 
 CONDITION_AREA = 384 * 384
@@ -51,7 +47,7 @@ _IMAGE = "Picture 1: <|vision_start|><|image_pad|><|vision_end|>"
 
 
 @dataclass(frozen=True)
-class QwenEditSettings(BaseSettings):
+class QwenEditSettings(EditSettings):
     """How a toy Qwen-Image-Edit base is trained."""
 
     num_steps: int = 9000
@@ -64,17 +60,7 @@ class QwenEditSettings(BaseSettings):
     batch_size: int = 24
     learning_rate: float = 1.5e-3
     num_images: int = 12000
-    """Pairs of source and target that are encoded once; a third of each size: shapes of images that are not square come late."""
-    recolour_fraction: float = 0.15
-    """Fraction of the instructions with a meaning that ask for another colour, which is learned first."""
-    move_fraction: float = 0.5
-    """Fraction that asks for another place: a circle moved in a wide image is a square for long. The others ask to remove something."""
-    other_word_fraction: float = 0.12
-    """Fraction of pairs whose instruction has no meaning, and whose target is the source."""
-    capital_fraction: float = 0.15
-    """Fraction of instructions that begin with a capital."""
-    blank_fraction: float = 0.5
-    """Fraction of the instructions left out that are a space instead of "": pipelines are given either for "nothing is asked"."""
+    """Pairs of source and target that are encoded once."""
     time_mean: float = 0.4
     time_deviation: float = 1.2
     """Times are sigmoid(mean + deviation * normal): logit-normal, Esser et al. 2024 (arXiv 2403.03206)."""
@@ -175,85 +161,17 @@ def condition_image(image: Image.Image) -> Image.Image:
     return image.resize((round(width / 32) * 32, round(height / 32) * 32), Image.Resampling.LANCZOS)
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Encoded pairs of one size: sources, targets (N, C, h, w) normalised; patches (N, V, 1176) of the sources, all on one grid (3,)."""
-
-    width: int
-    height: int
-    sources: Tensor
-    targets: Tensor
-    patches: Tensor
-    grid: Tensor
-    edits: tuple[Edit, ...]
+def patches_of(processor: ImageProcessor, images: list[Image.Image]) -> tuple[Tensor, Tensor]:
+    """What the vision tower gets of images of one size: patches (B, V, 1176) and their grid (3,)."""
+    seen = processor.image_processor([condition_image(image) for image in images], return_tensors="pt")
+    return seen["pixel_values"].reshape(len(images), -1, seen["pixel_values"].shape[-1]), seen["image_grid_thw"][0]
 
 
 def encode_world(vae: AutoencoderKLQwenImage, processor: ImageProcessor, settings: QwenEditSettings, seed: int) -> tuple[Pairs, ...]:
-    """Pairs of edits that bases are trained on, encoded once; one entry per size of the world."""
-    pools = []
-    for index, (width, height) in enumerate(worlds.SIZES):
-        num = settings.num_images // len(worlds.SIZES)
-        chosen: list[Any] = []
-        sources, targets, patches = [], [], []
-        for start in range(0, num, 50):
-            drawn = [_drawn(settings, width, height, worlds.rng_for(seed, 1, index, n)) for n in range(start, min(start + 50, num))]
-            of_edits, before, after = zip(*drawn, strict=True)
-            chosen += of_edits
-            sources.append(qwen_vae.encode(vae, list(before)))
-            targets.append(qwen_vae.encode(vae, list(after)))
-            seen = processor.image_processor([condition_image(image) for image in before], return_tensors="pt")
-            patches.append(seen["pixel_values"].reshape(len(before), -1, seen["pixel_values"].shape[-1]).half())
-        grid = seen["image_grid_thw"][0]
-        pools.append(Pairs(width, height, torch.cat(sources), torch.cat(targets), torch.cat(patches), grid, tuple(chosen)))
-    return tuple(pools)
-
-
-def _drawn(settings: QwenEditSettings, width: int, height: int, rng: np.random.Generator) -> tuple[Edit, Image.Image, Image.Image]:
-    shares = (settings.recolour_fraction, settings.move_fraction, 1 - settings.recolour_fraction - settings.move_fraction)
-    kind = "keep" if rng.random() < settings.other_word_fraction else edits.OLD_KINDS[int(rng.choice(len(edits.OLD_KINDS), p=shares))]
-    edit = edits.edit_of(kind, rng)
-    return edit, *edits.draw(edit, width, height, rng)
-
-
-@dataclass(frozen=True)
-class EditBatch:
-    """targets, sources, noise (B, C, h, w); u (B,) uniform in [0, 1), stratified; patches (B, V, 1176) on one grid (3,)."""
-
-    targets: Tensor
-    sources: Tensor
-    noise: Tensor
-    u: Tensor
-    instructions: list[str]
-    patches: Tensor
-    grid: Tensor
-
-
-def batches(pools: tuple[Pairs, ...], settings: QwenEditSettings, seed: int) -> Iterator[EditBatch]:
-    """The batches of a training: a pure function of seed and step, every sample drawing from generators of its own."""
-    shares = np.array([len(pool.edits) for pool in pools], dtype=float)
-    for step in range(settings.num_steps):
-        pool = pools[int(worlds.rng_for(seed, 2, step).choice(len(pools), p=shares / shares.sum()))]
-        indices, noise, u, texts = [], [], [], []
-        for number in range(step * settings.batch_size, (step + 1) * settings.batch_size):
-            rng = worlds.rng_for(seed, 3, number)
-            indices.append(int(rng.integers(len(pool.edits))))
-            texts.append(instruction(pool.edits[indices[-1]], settings, rng))
-            torch_rng = torch.Generator().manual_seed(int(rng.integers(2**63)))
-            noise.append(torch.randn(pool.targets.shape[1:], generator=torch_rng))
-            u.append(torch.rand((), generator=torch_rng))
-        # Stratified over the batch: the same uniform distribution with less variance.
-        strata = (torch.arange(len(u)) + torch.stack(u)) / len(u)
-        yield EditBatch(
-            pool.targets[indices], pool.sources[indices], torch.stack(noise), strata, texts, pool.patches[indices].float(), pool.grid
-        )
-
-
-def instruction(edit: Edit, settings: QwenEditSettings, rng: np.random.Generator) -> str:
-    """The edit in words, now and then with a capital, or not at all, as the settings say."""
-    text = edits.instruction(edit, rng)
-    if rng.random() < settings.dropout_fraction:
-        return " " if rng.random() < settings.blank_fraction else ""
-    return text[:1].upper() + text[1:] if rng.random() < settings.capital_fraction else text
+    """Pairs of edits that bases are trained on, with the patches of their sources."""
+    return editing.encode_pairs(
+        functools.partial(qwen_vae.encode, vae), settings, seed, look=lambda images: patches_of(processor, images)[0]
+    )
 
 
 def encode_instructions(parts: QwenEditParts, instructions: list[str], patches: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
@@ -292,7 +210,8 @@ def velocity(parts: QwenEditParts, x_t: Tensor, sources: Tensor, t: Tensor, text
 
 def loss_of(parts: QwenEditParts, batch: EditBatch, settings: QwenEditSettings) -> Tensor:
     """Mean squared error of the predicted velocity noise - latents on the targets' tokens, a scalar."""
-    text, mask = encode_instructions(parts, batch.instructions, batch.patches, batch.grid)
+    grid = patches_of(parts.processor, [Image.new("RGB", batch.size)])[1]
+    text, mask = encode_instructions(parts, batch.instructions, batch.seen, grid)
     t = pretraining.logit_normal(batch.u, settings.time_mean, settings.time_deviation)
     x_t = torch.lerp(batch.targets, batch.noise, t[:, None, None, None])
     v = velocity(parts, x_t, batch.sources, t, text, mask)
@@ -307,7 +226,7 @@ def train_qwen_edit(
     for number in range(settings.num_rounds):
         of_round = replace(settings, learning_rate=settings.learning_rate * settings.round_factor**number)
         pools = encode_world(vae, parts.processor, of_round, seed + 1000 * number)
-        shown = batches(pools, of_round, seed + 1000 * number)
+        shown = editing.batches(pools, of_round, seed + 1000 * number)
         parts.modules().requires_grad_(True)
         state = None if saved is None else saved.with_name(f"{saved.name}.{number}")
         name = f"qwen_edit, round {number + 1} of {settings.num_rounds}"
@@ -342,9 +261,7 @@ def sample(
     Each image's noise comes from its own seed. As in the pipeline, guided predictions get the length of the unguided ones.
     """
     control = qwen_vae.encode(vae, sources)
-    seen = parts.processor.image_processor([condition_image(image) for image in sources], return_tensors="pt")
-    grid = seen["image_grid_thw"][0]
-    patches = seen["pixel_values"].reshape(len(sources), -1, seen["pixel_values"].shape[-1])
+    patches, grid = patches_of(parts.processor, sources)
     asked = encode_instructions(parts, instructions, patches, grid)
     nothing = encode_instructions(parts, [""] * len(instructions), patches, grid)
     x_t = torch.stack([torch.randn(control.shape[1:], generator=torch.Generator().manual_seed(seed)) for seed in seeds])

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -144,6 +145,22 @@ class FlowSettings(BaseSettings):
     of the second 54 %: triangles, while circles and squares are told apart no more after 2500."""
 
 
+FlowSettingsT = TypeVar("FlowSettingsT", bound=FlowSettings)
+
+
+def rounds(settings: FlowSettingsT) -> tuple[FlowSettingsT, FlowSettingsT]:
+    """The settings of both rounds."""
+    late = replace(
+        settings,
+        num_steps=settings.num_late_steps,
+        num_full_steps=0,
+        learning_rate=settings.late_learning_rate,
+        time_mean=settings.late_time_mean,
+        ema_decay=0.998,
+    )
+    return settings, late
+
+
 def train_rounds(
     transformer: nn.Module,
     loss_of: Callable[[ToyBatch, FlowSettings], Tensor],
@@ -158,15 +175,7 @@ def train_rounds(
 
     saved: see pretraining.train; the second round has a state of its own.
     """
-    late = replace(
-        settings,
-        num_steps=settings.num_late_steps,
-        num_full_steps=0,
-        learning_rate=settings.late_learning_rate,
-        time_mean=settings.late_time_mean,
-        ema_decay=0.998,
-    )
-    for number, of_round in enumerate((settings, late)):
+    for number, of_round in enumerate(rounds(settings)):
         batches = pretraining.encoded_batches(
             encode,
             of_round,

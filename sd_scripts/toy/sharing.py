@@ -1,12 +1,14 @@
-"""One VAE file for several bases: the others name it in the index of their weights, where a model in parts lists its files.
+"""One file for several bases: they name it in the index of their weights, where a model in parts lists its files.
 
-A VAE of FLUX.2's kind that is the common one with statistics of its latents keeps those alone beside that index.
+All share the VAE; a VAE of FLUX.2's kind that is the common one with statistics of its latents keeps those alone beside that index. A
+base that continues another shares with it whatever it left as it was.
 
 The trainers read such an index; diffusers alone refuses one that names another folder, so a pipeline is loaded here.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -21,7 +23,7 @@ from torch import Tensor
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 REST = "diffusion_pytorch_model-rest.safetensors"
-"""What a base has besides the common weights."""
+"""What a base has besides the common weights. Where both have a tensor, this one counts: it is read last, as ".." sorts before letters."""
 
 COMMON = "common"
 """The folder beside the bases with what several of them use."""
@@ -35,30 +37,45 @@ _FOLDERS = {"AutoencoderKL": "vae", "AutoencoderKLQwenImage": "qwen_vae", "Autoe
 """Class of a VAE -> folder in COMMON with its weights, or with most of them."""
 
 
-def share(base: Path, found: bool = False) -> None:
+def share(base: Path, found: bool = False, first: str | None = None) -> None:
     """Replaces the VAE weights of a base by an index that names the common ones beside it, if there are such and it has all of them.
 
-    found: where there are none, those of this base become the common ones.
+    found: where there are none, those of this base become the common ones. first: the base beside it that this one continues.
     """
-    own = base / "vae"
-    if not (own / WEIGHTS).is_file():
+    if first is not None and (base.parent / first).is_dir():
+        for folder in sorted(path.parent.name for path in base.glob("*/*.safetensors") if path.parent.name != "vae"):
+            own, other = _weights_of(base / folder), _weights_of(base.parent / first / folder)
+            tensors, there = load_file(own), load_file(other)
+            _point(own, other, {name for name, tensor in tensors.items() if name in there and _same(tensor, there[name])})
+    own = base / "vae" / WEIGHTS
+    if not own.is_file():
         return
-    common = base.parent / COMMON / _FOLDERS[_class_of(own)]
+    common = base.parent / COMMON / _FOLDERS[_class_of(own.parent)]
     if not (common / WEIGHTS).is_file():
         if not found:
             return
         _found(base, common)
-    tensors, shared = load_file(own / WEIGHTS), load_file(common / WEIGHTS)
-    if not all(name in tensors and _same(tensors[name], tensor) for name, tensor in shared.items()):
-        return
-    place = Path(os.path.relpath(common / WEIGHTS, own)).as_posix()
+    tensors, shared = load_file(own), load_file(common / WEIGHTS)
+    if all(name in tensors and _same(tensors[name], tensor) for name, tensor in shared.items()):
+        _point(own, common / WEIGHTS, set(shared))
+
+
+def _weights_of(folder: Path) -> Path:
+    (file,) = folder.glob("*.safetensors")
+    return file
+
+
+def _point(own: Path, other: Path, shared: set[str]) -> None:
+    """Replaces a file by an index that names another one for what both have, and a smaller file with the rest."""
+    tensors, place = load_file(own), Path(os.path.relpath(other, own.parent)).as_posix()
+    rest_file = own.with_name(f"{own.stem}-rest.safetensors")
     if rest := {name: tensor for name, tensor in tensors.items() if name not in shared}:
-        save_file(rest, own / REST, {"format": "pt"})
-        (own / REST).chmod(0o644)
-    places = {name: place if name in shared else REST for name in sorted(tensors)}
+        save_file(rest, rest_file, {"format": "pt"})
+        rest_file.chmod(0o644)
+    places = {name: place if name in shared else rest_file.name for name in sorted(tensors)}
     index = {"metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())}, "weight_map": places}
-    (own / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    (own / WEIGHTS).unlink()
+    own.with_name(f"{own.name}.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    own.unlink()
 
 
 def _found(base: Path, common: Path) -> None:
@@ -79,15 +96,15 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files with the weights of a VAE's folder, wherever they are."""
-    index = folder / INDEX
-    if not index.is_file():
-        return [folder / WEIGHTS]
+    """The files with the weights of a part's folder, wherever they are."""
+    index = next(folder.glob("*.safetensors.index.json"), None)
+    if index is None:
+        return [_weights_of(folder)]
     return [folder / str(place) for place in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))]
 
 
 def weights_in(folder: Path) -> dict[str, Tensor]:
-    """The weights of a VAE's folder, its own and the common ones."""
+    """The weights of a part's folder, its own and those that others have too."""
     found: dict[str, Tensor] = {}
     for file in files_of(folder):
         found |= load_file(file)
@@ -107,5 +124,19 @@ def load_vae(folder: Path) -> Any:
 
 
 def load_pipeline(base: Path) -> DiffusionPipeline:
-    """A stored base that draws images from captions, in float32."""
-    return DiffusionPipeline.from_pretrained(base, vae=load_vae(base / "vae"), local_files_only=True, dtype=torch.float32)
+    """A stored base as its pipeline, in float32."""
+    kinds: dict[str, Any] = json.loads((base / "model_index.json").read_text(encoding="utf-8"))
+    shared = {path.parent.name for path in base.glob("*/*.safetensors.index.json")} - {"vae"}
+    parts = {name: _part(base / name, *kinds[name]) for name in shared}
+    return DiffusionPipeline.from_pretrained(base, vae=load_vae(base / "vae"), **parts, local_files_only=True, dtype=torch.float32)
+
+
+def _part(folder: Path, library: str, kind: str) -> Any:
+    """A part whose weights are in several files, some of them another base's."""
+    made = getattr(importlib.import_module(library), kind)
+    if library == "transformers":
+        config = made.config_class.from_pretrained(folder, local_files_only=True)
+        return made.from_pretrained(None, config=config, state_dict=weights_in(folder), dtype=torch.float32)
+    part = made.from_config(made.load_config(folder, local_files_only=True))
+    part.load_state_dict(weights_in(folder))
+    return part.eval()

@@ -76,12 +76,15 @@ class Learned:
 
     def edits_obeyed(self, kinds: Sequence[EditKind], after: bool = True) -> float:
         """Fraction of num_images edits of each of these kinds that are done as asked, with all else as it was."""
-        tasks = [task for kind in kinds for task in measure.edit_tasks(kind, self.num_images, SEED)]
+        tasks = [task for kind in kinds for task in self._edits(kind)]
         return measure.edit_obedience(self.render_edits(after), tasks)
+
+    def _edits(self, kind: EditKind) -> list[measure.EditTask]:
+        return measure.edit_tasks(kind, self.num_images, SEED, sizes=worlds.sizes_of(self.options.family))
 
     def distance_to_targets(self, kind: EditKind, after: bool = True) -> float:
         """Mean difference, in [0, 1], of num_images edits from what perfect ones look like: it falls long before edits are right."""
-        tasks = measure.edit_tasks(kind, self.num_images, SEED)
+        tasks = self._edits(kind)
         results = measure.render_edits(self.render_edits(after), tasks)
         pairs = [(np.asarray(image, np.float64), np.asarray(task.target, np.float64)) for image, task in zip(results, tasks, strict=True)]
         return float(np.mean([np.abs(image - target).mean() / 255 for image, target in pairs]))

@@ -12,7 +12,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 from sd_scripts import families
 from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
 from sd_scripts.library.core.protocols import Preview
-from sd_scripts.toy import autoencoder, build, edits, measure, qwen_edit, qwen_vae, worlds
+from sd_scripts.toy import autoencoder, build, editing, edits, measure, qwen_edit, qwen_vae, worlds
 from sd_scripts.toy.build import BuildPlan
 from sd_scripts.toy.tokens import WORDS
 from tests.toy.stored import assert_stored
@@ -106,11 +106,6 @@ def test_a_result_does_not_depend_on_what_is_edited_beside_it(base):
     assert difference.abs().max() <= 2 / 127.5
 
 
-def _seen_by(parts, images):
-    seen = parts.processor.image_processor([qwen_edit.condition_image(image) for image in images], return_tensors="pt")
-    return seen["pixel_values"].reshape(len(images), -1, seen["pixel_values"].shape[-1]), seen["image_grid_thw"][0]
-
-
 @torch.no_grad()
 def test_training_encodes_instructions_as_the_pipeline_does_once_it_is_told_which_tokens_are_the_images(base, pipeline):
     parts, _ = base
@@ -123,7 +118,7 @@ def test_training_encodes_instructions_as_the_pipeline_does_once_it_is_told_whic
     for size, num_vision in zip(worlds.SIZES, (4, 2, 2), strict=True):
         image = measure.edit_tasks("recolour", 3, 6)[worlds.SIZES.index(size)].source
         assert image.size == size
-        patches, grid = _seen_by(parts, [image])
+        patches, grid = qwen_edit.patches_of(parts.processor, [image])
         assert int(grid.prod()) // 4 == num_vision
         ours, mask = qwen_edit.encode_instructions(parts, ["make it red"], patches, grid)
         assert mask.all()
@@ -137,7 +132,7 @@ def test_training_encodes_instructions_as_the_pipeline_does_once_it_is_told_whic
 def test_short_instructions_are_padded_behind_a_mask_without_changing_them(base):
     parts, _ = base
     image = measure.edit_tasks("recolour", 1, 6)[0].source
-    patches, grid = _seen_by(parts, [image, image])
+    patches, grid = qwen_edit.patches_of(parts.processor, [image, image])
     rows, mask = qwen_edit.encode_instructions(parts, ["", "move the circle to the top left"], patches, grid)
     alone, _ = qwen_edit.encode_instructions(parts, [""], patches[:1], grid)
     num_rows = int(mask[0].sum())
@@ -153,7 +148,7 @@ def test_training_feeds_the_transformer_as_the_familys_pipeline_does(base, pipel
     task = next(task for task in measure.edit_tasks("move", 3, 7) if task.source.size == (64, 64))
     module = sys.modules[type(pipeline).__module__]
     monkeypatch.setattr(module, "VAE_IMAGE_SIZE", 64 * 64)
-    patches, grid = _seen_by(parts, [task.source])
+    patches, grid = qwen_edit.patches_of(parts.processor, [task.source])
     text, mask = qwen_edit.encode_instructions(parts, [task.edit.instruction], patches, grid)
     drawn = pipeline(
         image=task.source,
@@ -243,18 +238,18 @@ def test_batches_leave_out_instructions_and_ask_for_nothing_as_often_as_set():
     settings = qwen_edit.QwenEditSettings(num_steps=30, batch_size=8, num_images=120)
     parts, vae = qwen_edit.new_parts(0), qwen_vae.new_vae(0).eval().requires_grad_(False)
     pools = qwen_edit.encode_world(vae, parts.processor, settings, 0)
-    assert [(pool.width, pool.height, len(pool.edits)) for pool in pools] == [(64, 64, 40), (80, 48, 40), (48, 80, 40)]
+    assert [(pool.size, len(pool.edits)) for pool in pools] == [((64, 64), 40), ((80, 48), 40), ((48, 80), 40)]
     assert all(worlds.HELD_OUT.isdisjoint(edit.things()) for pool in pools for edit in pool.edits)
     kinds = [edit.kind for pool in pools for edit in pool.edits]
     assert set(kinds) == {*edits.OLD_KINDS, "keep"}
     assert 0.03 < kinds.count("keep") / len(kinds) < 0.25
     assert kinds.count("move") > kinds.count("remove") > kinds.count("recolour"), "the hardest most often"
-    shown = list(qwen_edit.batches(pools, settings, 0))
+    shown = list(editing.batches(pools, settings, 0))
     texts = [text for batch in shown for text in batch.instructions]
     assert 0.02 < sum(text.strip() == "" for text in texts) / len(texts) < 0.2
     assert {"", " "} <= set(texts)
     assert 0.05 < sum(text[:1].isupper() for text in texts) / len(texts) < 0.25
-    again = next(qwen_edit.batches(pools, settings, 0))
+    again = next(editing.batches(pools, settings, 0))
     assert again.instructions == shown[0].instructions
     assert torch.equal(again.noise, shown[0].noise)
 

@@ -7,7 +7,9 @@ import torch
 from diffusers import AutoencoderKL, AutoencoderKLFlux2
 from safetensors.torch import load_file, save_file
 
+from sd_scripts.families import RUNS, family
 from sd_scripts.library.loading import weights
+from sd_scripts.schema import flat
 from sd_scripts.toy import autoencoder, build, sharing
 from sd_scripts.toy.build import BuildPlan
 
@@ -78,6 +80,28 @@ def test_a_vae_of_squares_keeps_its_statistics_alone_beside_the_common_weights(b
     assert torch.equal(loaded.bn.running_var, vae.bn.running_var)
     found = weights.folder_entries(bases / "flux2" / "vae", "diffusion_pytorch_model", None, "base", "toy/vae")
     assert found.keys() == vae.state_dict().keys()
+
+
+def test_a_base_that_continues_another_shares_what_it_left_as_it_was(tmp_path):
+    for name in ("common", "flux"):
+        shutil.copytree(build.BASES / name, tmp_path / name)
+    second = shutil.copytree(build.BASES / "flux", tmp_path / "second")
+    file = second / "transformer" / sharing.WEIGHTS
+    tensors = load_file(file)
+    tensors["proj_out.bias"] = tensors["proj_out.bias"] + 1
+    save_file(tensors, file)
+    sharing.share(second, first="flux")
+    own = {path.relative_to(second).as_posix(): set(load_file(path)) for path in second.rglob("*.safetensors")}
+    assert own == {f"transformer/{sharing.REST}": {"proj_out.bias"}}
+    options = flat.build(RUNS["flux", "network"], {"pretrained_model_name_or_path": str(second), "train_data_dir": ".", "output_dir": "."})
+    read = family("flux").load(options.model, torch.device("cpu"), torch.float32)
+    pipeline, first = sharing.load_pipeline(second), sharing.load_pipeline(tmp_path / "flux")
+    for part, of_trainer in (("transformer", read.backbone), ("text_encoder", read.text_encoders["te1"])):
+        before, after = (getattr(one, part).state_dict() for one in (first, pipeline))
+        changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+        assert {tensor.dtype for tensor in after.values()} == {torch.float32}
+        assert changed == ({"proj_out.bias"} if part == "transformer" else set())
+        assert all(torch.equal(tensor, after[name]) for name, tensor in of_trainer.state_dict().items())
 
 
 def test_an_absent_common_vae_is_named(bases):
