@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from diffusers import DiffusionPipeline, FluxTransformer2DModel, QwenImageTransformer2DModel, ZImageTransformer2DModel
 
+from sd_scripts.families import RUNS
 from sd_scripts.families.flux.model import Flux
 from sd_scripts.families.qwen_edit.model import QwenEdit
 from sd_scripts.families.sd.model import Sd
 from sd_scripts.families.sdxl.model import Sdxl
 from sd_scripts.families.zimage.model import ZImage
 from sd_scripts.library.adapters.attaching import attach
+from sd_scripts.library.adapters.files import export
 from sd_scripts.library.adapters.names import names_of
 from sd_scripts.library.adapters.network import AdapterNetwork
 from sd_scripts.library.core.protocols import ModelFamily, Parts
 from sd_scripts.schema.network import NetworkOptions
 from tests.small_models import flux_pipeline_of, pipeline_of, sd_pipeline_of
+
+LAYOUTS = ("kohya", "diffusers", "comfyui")
 
 
 def family_of(parts: Parts) -> ModelFamily:
@@ -35,6 +41,32 @@ def shaken(network: AdapterNetwork, seed: int = 1) -> AdapterNetwork:
         state[key] = tensor * (1 + 0.1 * noise) if "magnitude" in key else 0.3 * noise
     network.load(state)
     return network
+
+
+@torch.no_grad()
+def velocity(family: ModelFamily, parts: Parts) -> torch.Tensor:
+    """What a model predicts for random latents, a caption, and a reference image where it takes one."""
+    rng, (channels, _) = torch.Generator().manual_seed(2), family.latent_in(parts)
+    conditions = family.encode_prompts(parts, ["a cat"])
+    if family.num_controls(parts)[1]:
+        conditions[0]["control_0"] = torch.randn(channels, 2, 4, generator=rng)
+    return family.denoise(parts, torch.randn(1, channels, 4, 6, generator=rng), torch.tensor([0.4]), conditions)
+
+
+def saved(family: ModelFamily, parts: Parts, file: Path, layout: str, kind: str = "lora", **changes: object) -> torch.Tensor:
+    """Writes an adapter of the transformer with random values and returns the velocity with it; the model stays as it was."""
+    chosen = type(RUNS[family.name, "network"].model_fields["network"].default)
+    options = chosen(network_type=kind, network_dim=4, network_alpha=2.0, **changes)
+    network = attach(parts, options, {"backbone": family.adapter_targets(parts, False)["backbone"]}, 0)
+    shaken(network)
+    export(network, parts, file, save_model_as=layout, precision="float")
+    live = velocity(family, parts)
+    network.detach()
+    return live
+
+
+def near(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return bool((left - right).abs().max() < 4e-6 * max(1.0, float(right.abs().max())))
 
 
 def diffusers_pipeline(parts: Parts) -> DiffusionPipeline:

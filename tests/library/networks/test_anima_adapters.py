@@ -16,44 +16,20 @@ from sd_scripts.families.anima.model import Anima
 from sd_scripts.families.anima.network import made
 from sd_scripts.families.anima.options import AnimaModelOptions, AnimaNetworkOptions
 from sd_scripts.library.adapters.attaching import attach
-from sd_scripts.library.adapters.files import export
-from sd_scripts.library.adapters.maths import KINDS
 from sd_scripts.library.adapters.merge import merge_into
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.loading.common import read_json
 from sd_scripts.library.loading.layouts import places, shape_to_original
 from sd_scripts.schema.errors import OptionError
 from tests.anima_in_diffusers import pipeline_of, without_torchvision
-from tests.library.networks.adapters_in_small import shaken
+from tests.library.networks.adapters_in_small import near, saved, velocity
 
 ANIMA = Anima()
-LAYOUTS = ("kohya", "diffusers", "comfyui")
 
 
 @pytest.fixture
 def parts() -> Parts:
     return copy.deepcopy(ANIMA.tiny())
-
-
-@torch.no_grad()
-def output(parts: Parts) -> torch.Tensor:
-    x = torch.randn(1, 16, 8, 12, generator=torch.Generator().manual_seed(2))
-    return ANIMA.denoise(parts, x, torch.tensor([0.4]), ANIMA.encode_prompts(parts, ["a cat"]))
-
-
-def saved(parts: Parts, file: Path, layout: str, kind: str = "lora", targets: str = "all") -> torch.Tensor:
-    """Writes an adapter of random values and returns the model's output with it; the model stays as it was."""
-    options = AnimaNetworkOptions(network_type=kind, network_dim=4, network_alpha=2.0, lora_targets=targets)
-    network = attach(parts, options, {"backbone": ANIMA.adapter_targets(parts, False)["backbone"]}, 0)
-    shaken(network)
-    export(network, parts, file, save_model_as=layout, precision="float")
-    live = output(parts)
-    network.detach()
-    return live
-
-
-def near(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return bool((left - right).abs().max() < 4e-6 * max(1.0, float(right.abs().max())))
 
 
 def test_a_published_file_of_full_size_becomes_what_diffusers_makes_of_it() -> None:
@@ -119,13 +95,13 @@ def test_a_conditioner_of_its_own_takes_the_place_of_the_models(parts: Parts, tm
 
 @pytest.mark.parametrize("layout", ["diffusers", "comfyui"])
 def test_diffusers_does_with_the_file_what_the_trained_model_does(layout: str, parts: Parts, tmp_path: Path) -> None:
-    live, before = saved(parts, tmp_path / "lora.safetensors", layout), output(parts)
+    live, before = saved(ANIMA, parts, tmp_path / "lora.safetensors", layout), velocity(ANIMA, parts)
     pipeline = pipeline_of(parts)
     pipeline.load_lora_weights(tmp_path / "lora.safetensors")
     theirs = copy.copy(parts)
     theirs.backbone = Called(pipeline.transformer)
     with without_torchvision():
-        assert (before - live).abs().max() > 1e-2 and near(output(theirs), live)
+        assert (before - live).abs().max() > 1e-2 and near(velocity(ANIMA, theirs), live)
 
 
 class Called(torch.nn.Module):
@@ -139,14 +115,6 @@ class Called(torch.nn.Module):
         mask = torch.zeros(1, 1, 8 * latents.shape[-2], 8 * latents.shape[-1])
         found: torch.Tensor = self.network(latents[:, :, None], timestep, text, padding_mask=mask, return_dict=False)[0]
         return found[:, :, 0]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("layout", [LAYOUTS[0], *(pytest.param(layout, marks=pytest.mark.long) for layout in LAYOUTS[1:])])
-def test_a_file_of_any_kind_merges_into_what_was_trained(kind: str, layout: str, parts: Parts, tmp_path: Path) -> None:
-    live = saved(parts, tmp_path / "adapter.safetensors", layout, kind)
-    merge_into(parts, tmp_path / "adapter.safetensors")
-    assert near(output(parts), live)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,66 @@
+"""Adapters of the families that are a transformer with its companions: what every one of them does with files that were written here."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from sd_scripts.families import RUNS
+from sd_scripts.families import family as family_of
+from sd_scripts.library.adapters.maths import KINDS
+from sd_scripts.library.adapters.merge import merge_into
+from sd_scripts.library.core.protocols import Parts, Preview
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.model import FewStepModelOptions
+from tests.library.networks.adapters_in_small import LAYOUTS, near, saved, velocity
+
+FAMILIES = ("anima", "chroma", "flux2", "flux3", "kontext", "krea2", "qwen_image21")
+MODELS = {name: RUNS[name, "network"].model_fields["model"].annotation for name in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Callable[[str], Parts]:
+    """By the family; to copy."""
+    return cache(lambda name: family_of(name).tiny())
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        pytest.param(kind, layout, marks=[pytest.mark.long] * ((row + column) % 3 > 0))
+        for row, kind in enumerate(KINDS)
+        for column, layout in enumerate(LAYOUTS)
+    ],
+)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_file_of_any_kind_merges_into_what_was_trained(
+    name: str, kind: str, layout: str, tiny: Callable[[str], Parts], tmp_path: Path
+) -> None:
+    parts, family = copy.deepcopy(tiny(name)), family_of(name)
+    before, live = velocity(family, parts), saved(family, parts, tmp_path / "adapter.safetensors", layout, kind)
+    merge_into(parts, tmp_path / "adapter.safetensors")
+    assert (before - live).abs().max() > 1e-2 and near(velocity(family, parts), live)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if issubclass(MODELS[name], FewStepModelOptions)])
+def test_a_training_adapter_is_on_in_training_and_off_in_previews(name: str, tiny: Callable[[str], Parts], tmp_path: Path) -> None:
+    parts, family = tiny(name), family_of(name)
+    family.save(parts, tmp_path / "base", "diffusers", None, {})
+    live, plain = saved(family, parts, tmp_path / "undo.safetensors", "kohya"), velocity(family, parts)
+
+    def loaded(adapter: str) -> Parts:
+        given = {"pretrained_model_name_or_path": str(tmp_path / "base"), "training_adapter": adapter}
+        return family.load(MODELS[name](**given), torch.device("cpu"), torch.float32)
+
+    helped, request = loaded(str(tmp_path / "undo.safetensors")), Preview("a cat", "", 64, 64, seed=3, steps=2, cfg_scale=1.0)
+    assert near(velocity(family, helped), live) and not near(live, plain)
+    with helped.without_training_adapter():
+        assert near(velocity(family, helped), plain)
+    assert torch.allclose(family.render(helped, [request]), family.render(parts, [request]), atol=1e-4)
+    with pytest.raises(OptionError, match="training_adapter: there is no file"):
+        loaded("nowhere.safetensors")
