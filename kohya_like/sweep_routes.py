@@ -33,6 +33,9 @@ def routes(context: Context, options_of: Callable[[Order], RunOptions]) -> list[
         shown = order["form"].get("values") or {}
         return {"axes": [{"name": name, "label": label(name, run.family) or name, "now": shown.get(name)} for name in sweeps.axes_of(run)]}
 
+    def tried(sweep: sweeps.Sweep, member: sweeps.Member) -> dict[str, Any]:
+        return {"tried": sweep.tried(member), "own": not member.values}
+
     def plan(order: Order) -> dict[str, Any]:
         """What a sweep would take, or its name where it is to start; or what is wrong."""
         try:
@@ -44,7 +47,7 @@ def routes(context: Context, options_of: Callable[[Order], RunOptions]) -> list[
                 return {"sweep": kept.begin(planned).name}
         except OptionError as err:
             return {"problems": [{"option": problem.option, "message": str(problem)} for problem in err.problems]}
-        return {"text": sweeps.described(planned), "runs": [planned.words(member) for member in planned.members]}
+        return {"text": sweeps.described(planned), "runs": [tried(planned, member) for member in planned.members]}
 
     def listed(_order: Order) -> dict[str, Any]:
         return {"sweeps": kept.names()}
@@ -61,7 +64,7 @@ def routes(context: Context, options_of: Callable[[Order], RunOptions]) -> list[
             "verdict": sweeps.verdict(sweep, progress, jobs),
             "runs": [
                 {
-                    "words": sweep.words(one.member),
+                    **tried(sweep, one.member),
                     "run": one.member.run if one.member.run in jobs else "",
                     "state": one.state,
                     "step": one.step,

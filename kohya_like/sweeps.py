@@ -154,11 +154,16 @@ class Sweep:
     def options(self, member: Member) -> RunOptions:
         return flat.build(type(self.base), {**_given(self.base), **member.values})
 
+    def tried(self, member: Member) -> list[tuple[str, str]]:
+        """Label and value of what a member tries; of the form's own settings all that others try."""
+        own = flat.flatten(self.base)
+        values = member.values or {name: own[name] for each in self.members for name in each.values}
+        return [(label(name, self.base.family) or name, self._said(name, value)) for name, value in values.items()]
+
     def words(self, member: Member) -> str:
-        """What a member tries, as the page says it."""
-        return (
-            ", ".join(f"{label(name, self.base.family) or name} {self._said(name, value)}" for name, value in member.values.items()) or OWN
-        )
+        """What a member tries, in English."""
+        said = ", ".join(f"{name} {value}" for name, value in self.tried(member))
+        return said if member.values else f"{said} ({OWN})"
 
     def _said(self, name: str, value: Any) -> str:
         told = form.to_text(flat.fields(type(self.base))[name], value)

@@ -222,7 +222,9 @@ def test_a_run_that_is_refused_before_its_first_step_says_why_and_offers_no_resu
 ) -> None:
     images = tmp_path / "images"
     images.mkdir()
-    Image.new("RGB", (64, 64)).save(images / "whole.png")
+    # The demo holds one of them out.
+    for name in ("held", "whole"):
+        Image.new("RGB", (64, 64), "teal" if name == "held" else "red").save(images / f"{name}.png")
     (images / "broken.png").write_bytes((images / "whole.png").read_bytes()[:40])
     page = visit(place.url).page
     page.get_by_placeholder("or a path on the studio").fill(str(short_run(tmp_path, 4, "short")))

@@ -69,6 +69,9 @@ def test_a_checkpoint_is_picked_by_clicks(
     expect(pick.get_by_role("status")).to_contain_text(re.compile(r"star-20 is proposed: it has the lowest held-out loss \(1.75\) of 3"))
     expect(pick.locator("tr", has_text="star-20")).to_contain_text("proposed")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    table = pick.get_by_role("region", name="Numbers by checkpoint")
+    assert table.evaluate("node => node.scrollWidth <= node.clientWidth"), "nothing is read by scrolling sideways"
+    assert len({row.bounding_box()["x"] for row in pick.locator("tbody tr").all()}) == 1, "checkpoints stand below one another"
     loss = pick.locator("tr", has_text="star-20").get_by_role("cell").filter(has_text=re.compile(r"^\d")).nth(1).bounding_box()
     assert loss and loss["x"] + loss["width"] <= width, "the first losses are in sight beside Choose"
     page.screenshot(path=tmp_path / f"pick-{width}.png")

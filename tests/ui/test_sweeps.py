@@ -63,7 +63,8 @@ def test_values_that_mean_the_same_are_one_run_and_changes_are_told(tmp_path: Pa
     sweep = sweeps.planned(base, sweeps.read_axes(RUN, {"network_type": "lora lokr", "lokr_factor": "4,8", "rank_stabilized": "on off"}))
     words = [sweep.words(member) for member in sweep.members]
     assert len(words) == len(set(words)) == 4, words
-    assert words[:2] == ["as in the form", "Rank-stabilized (rsLoRA) on"], "which sleeps beside lokr, as its factor does beside lora"
+    assert words[0] == "Rank-stabilized (rsLoRA) off, Network type lora, LoKr factor -1 (as in the form)"
+    assert words[1] == "Rank-stabilized (rsLoRA) on", "which sleeps beside lokr, as its factor does beside lora"
     assert sweep.options(sweep.members[0]).optimizer == base.optimizer
     assert sweep.notes == ("early_stop_patience is left out: the sweep says who goes on.",)
     assert sweep.base.dataset.validate_every_n_steps == sweep.rungs.steps[0] and sweep.base.dataset.validation_split == 0.2

@@ -111,7 +111,7 @@ export function makeWork(desk, after) {
     key.root.hidden = resume.hidden || !answer.texts.endpoint;
     close.hidden = isOn;
     log.update(answer.console);
-    if (state === "failed" || state === "died") log.root.open = true;
+    if (state === "died") log.root.open = true;
     await renew();
     const known = hasEnded && (await learn());
     if (known && state === "finished" && ["faces", "duplicates"].includes(answer.tool)) take(known);

@@ -5,6 +5,7 @@ import { t, translated } from "../common/language.js";
 import { ask, post } from "../common/studio.js";
 import { bytes, figure, plural } from "../common/words.js";
 
+const BANDS = ["0–¼", "¼–½", "½–¾", "¾–1"];
 const mean = (told) => (told ? (told.half === null ? figure(told.value) : `${figure(told.value)} ± ${figure(told.half, 2)}`) : "–");
 
 export class Pick {
@@ -103,14 +104,15 @@ export class Pick {
   row(column, place) {
     const { proposal, chosen } = this.answer;
     const { label, file, held_out: held, near, as_asked: asked, rated } = column;
+    const cell = (words, value) => html`<td data-words=${words}>${value}</td>`; // the words stand there where the window is narrow
     const mark = [file && file === chosen ? t`chosen` : "", place === proposal.column ? t`proposed` : ""].filter(Boolean).join(", ");
     return html`<tr><th scope="row"><div class="kl-pick-column"><div>${label}${mark && html` <strong class="kl-pick-mark">${mark}</strong>`}</div>
       ${file && file !== chosen && html`<button type="button" class="kl-button" aria-label=${t`Choose ${label}`} onClick=${() => this.choose(place)}>${t`Choose`}</button>`}</div></th>
-      ${this.isHeldOut() && (held ? [held.mean, ...held.bands].map((band) => html`<td>${mean(band)}</td>`) : [0, 1, 2, 3, 4].map(() => html`<td>–</td>`))}
-      <td>${near ? figure(near.distance, 3) : "–"}</td><td>${near ? t`${near.copies} of ${near.count}` : "–"}</td>
-      ${this.isRated() && html`<td>${mean(rated && rated.prompt)}</td><td>${mean(rated && rated.likeness)}</td>`}
-      ${this.isFaced() && html`<td>${mean(rated && rated.face)}</td><td>${rated ? rated.faceless : "–"}</td>`}
-      ${this.isToy() && html`<td>${asked ? t`${asked.right} of ${asked.count}` : "–"}</td>`}</tr>`;
+      ${this.isHeldOut() && [t`all`, ...BANDS].map((band, place) => cell(t`loss, ${band}`, mean(held && [held.mean, ...held.bands][place])))}
+      ${cell(t`distance`, near ? figure(near.distance, 3) : "–")}${cell(t`near copies`, near ? t`${near.copies} of ${near.count}` : "–")}
+      ${this.isRated() && [cell(t`prompt`, mean(rated && rated.prompt)), cell(t`likeness`, mean(rated && rated.likeness))]}
+      ${this.isFaced() && [cell(t`face`, mean(rated && rated.face)), cell(t`no face`, rated ? rated.faceless : "–")]}
+      ${this.isToy() && cell(t`As asked`, asked ? t`${asked.right} of ${asked.count}` : "–")}</tr>`;
   }
 
   end() {
@@ -137,7 +139,7 @@ export class Pick {
       ${problems.map((text) => html`<p class="kl-note">${translated(text)}</p>`)}
       <div class="kl-pick-scroll" role="region" tabindex="0" aria-label=${t`Numbers by checkpoint`}><table class="kl-table"><thead>
         <tr><th rowspan="2" scope="col">${t`Column`}</th>${this.isHeldOut() && html`<th colspan="5" scope="colgroup">${t`Held-out loss, all and by noise level`}</th>`}<th colspan="2" scope="colgroup">${t`Training images`}</th>${this.isRated() && html`<th colspan=${this.isFaced() ? 4 : 2} scope="colgroup">${t`By models`}</th>`}${this.isToy() && html`<th rowspan="2" scope="col">${t`As asked`}</th>`}</tr>
-        <tr>${this.isHeldOut() && html`<th scope="col">${t`all`}</th><th scope="col">0–¼</th><th scope="col">¼–½</th><th scope="col">½–¾</th><th scope="col">¾–1</th>`}<th scope="col">${t`distance`}</th><th scope="col">${t`near copies`}</th>${this.isRated() && html`<th scope="col">${t`prompt`}</th><th scope="col">${t`likeness`}</th>`}${this.isFaced() && html`<th scope="col">${t`face`}</th><th scope="col">${t`no face`}</th>`}</tr></thead>
+        <tr>${this.isHeldOut() && [t`all`, ...BANDS].map((band) => html`<th scope="col">${band}</th>`)}<th scope="col">${t`distance`}</th><th scope="col">${t`near copies`}</th>${this.isRated() && html`<th scope="col">${t`prompt`}</th><th scope="col">${t`likeness`}</th>`}${this.isFaced() && html`<th scope="col">${t`face`}</th><th scope="col">${t`no face`}</th>`}</tr></thead>
         <tbody>${columns.map((column, place) => this.row(column, place))}</tbody></table></div>
       <p class="kl-note">${this.isHeldOut() && t`Losses with their 95 % interval, on the same noise for every checkpoint.`} ${t`Distance: 1 minus the correlation with the nearest training image, small and grey; the middle one of the column.`}
         ${" "}${this.isToy() && t`As asked: images that show what their prompt names, by the reader of the toy world; the proposal does not use it.`}</p>

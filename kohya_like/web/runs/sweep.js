@@ -5,6 +5,7 @@ import { t, translated } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { post, repeat } from "../common/studio.js";
 import { figure, plural } from "../common/words.js";
+import { triedWords } from "../train/sweep.js";
 import { stateWords, title } from "./run.js";
 
 // open(name) shows one run instead, compare(names) several beside one another, chosen(name) hears which sweep is shown.
@@ -36,8 +37,9 @@ export function makeSweeps({ open, compare, chosen }) {
   function table() {
     const head = known.steps.map((step) => html`<th scope="col" key=${step}>${t`Step`} ${step.toLocaleString()}</th>`);
     const best = known.steps.map((_, rung) => Math.min(...known.runs.map(({ losses }) => losses[rung] ?? Infinity)));
-    const row = (each) => html`<tr key=${each.words} aria-label=${each.won ? t`The best` : null}>
-      <th scope="row">${each.run ? html`<button type="button" class="kl-link" onClick=${() => open(each.run)}>${each.words}</button>` : each.words}${each.won ? html` <span role="img" aria-label=${t`the best`}>★</span>` : ""}</th>
+    const name = (each) => (each.run ? html`<button type="button" class="kl-link" onClick=${() => open(each.run)}>${triedWords(each)}</button>` : triedWords(each));
+    const row = (each) => html`<tr key=${triedWords(each)} aria-label=${each.won ? t`The best` : null}>
+      <th scope="row">${name(each)}${each.won ? html` <span role="img" aria-label=${t`the best`}>★</span>` : ""}</th>
       ${known.steps.map((step, rung) => html`<td key=${step}>${each.losses[rung] === undefined ? "–" : each.losses[rung] === best[rung] ? html`<strong>${figure(each.losses[rung])}</strong>` : figure(each.losses[rung])}</td>`)}
       <td>${translated(each.out) || told(each)}</td></tr>`;
     return html`<div class="kr-compare-scroll" tabindex="0" role="region" aria-label=${t`Table of the sweep`}><table class="kl-table">

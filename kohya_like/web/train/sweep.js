@@ -7,6 +7,13 @@ import { post } from "../common/studio.js";
 import { onChange, values } from "./settings.js";
 
 const TYPING_SECONDS = 0.6;
+
+// What a run of a sweep tries.
+export function triedWords({ tried, own }) {
+  const said = tried.map(([label, value]) => `${translated(label)} ${translated(value)}`).join(", ");
+  return own ? t`${said} (as in the form)` : said;
+}
+
 const FIRST = "learning_rate";
 
 // What stands behind the title, fetched when it is opened.
@@ -66,7 +73,7 @@ export function fill(body) {
 
   function show({ text = "", runs = [], problems = [] }) {
     say(told, translated(text));
-    list.replaceChildren(...runs.map((words) => make("li", { text: words })));
+    list.replaceChildren(...runs.map((run) => make("li", { text: triedWords(run) })));
     list.hidden = !runs.length;
     wrong.replaceChildren(...problems.map(({ message }) => make("p", { text: translated(message) })));
     wrong.hidden = !problems.length;
