@@ -98,6 +98,12 @@ def _build_krea2(vae: AutoencoderKLQwenImage, seed: int, changes: Changes, saved
     return _built(krea2.train_krea2, vae, reading.FlowSettings(), seed, changes, saved)
 
 
+def _build_anima(vae: AutoencoderKLQwenImage, seed: int, changes: Changes, saved: Path) -> Built:
+    from . import anima
+
+    return _built(anima.train_anima, vae, anima.SETTINGS, seed, changes, saved)
+
+
 def _build_zimage(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) -> Built:
     from . import zimage
 
@@ -138,6 +144,7 @@ FAMILIES: dict[str, Callable[[Any, int, Changes, Path], Built]] = {
     "flux2": _build_flux2,
     "chroma": _build_chroma,
     "krea2": _build_krea2,
+    "anima": _build_anima,
     "zimage": _build_zimage,
 }
 """Family -> (vae, seed, changes, state of the training) -> trained pipeline. These draw images from captions."""
@@ -145,7 +152,7 @@ FAMILIES: dict[str, Callable[[Any, int, Changes, Path], Built]] = {
 EDITING: dict[str, Callable[[Any, int, Changes, Path], Built]] = {"kontext": _build_kontext, "qwen_edit": _build_qwen_edit}
 """The same of those that edit images: these are scored by how they do."""
 
-QWEN_VAE = ("krea2", "qwen_edit")
+QWEN_VAE = ("anima", "krea2", "qwen_edit")
 """Families with Qwen-Image's kind of VAE; the others begin from the common one of SD's kind."""
 
 

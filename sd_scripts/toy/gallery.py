@@ -67,6 +67,7 @@ TOYS = (
     Toy("flux_train_network/toy-star-flux", ("star", "old", "held_out")),
     Toy("flux2_train_network/toy-star-flux2", ("star", "old", "held_out")),
     Toy("krea2_train_network/toy-star-krea2", ("star", "old", "held_out")),
+    Toy("anima_train_network/toy-star-anima", ("star", "old", "held_out")),
     Toy("chroma_train_network/toy-star-chroma", ("star", "old", "held_out")),
     Toy("zimage_train_network/toy-star-zimage", ("star", "old", "held_out")),
     Toy("qwen_image_train_network/toy-edit-border", ("border", "keep", *edits.OLD_KINDS)),

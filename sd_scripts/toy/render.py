@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from diffusers import ChromaPipeline, Flux2KleinPipeline, FluxPipeline, Krea2Pipeline, ZImagePipeline
 from PIL import Image
 
+from .by_family import FamilyModel
 from .measure import Render
 from .tokens import KLEIN_MAX_TOKENS, KREA2_MAX_TOKENS, T5_MAX_TOKENS, ZIMAGE_MAX_TOKENS
 
@@ -30,7 +32,9 @@ class TextToImage(Protocol):
         ...
 
 
-def render_with(pipeline: TextToImage, num_steps: int | None = None, guidance_scale: float | None = None, batch_size: int = 32) -> Render:
+def render_with(
+    pipeline: TextToImage | FamilyModel, num_steps: int | None = None, guidance_scale: float | None = None, batch_size: int = 32
+) -> Render:
     """A render callable; each image's noise comes from its own seed, whatever is drawn beside it.
 
     Steps and guidance of None are those that suit the family's base. Sides in pixels must be multiples of 16.
@@ -38,24 +42,35 @@ def render_with(pipeline: TextToImage, num_steps: int | None = None, guidance_sc
     distilled = isinstance(pipeline, ZImagePipeline)
     steps = num_steps if num_steps is not None else DISTILLED_NUM_STEPS if distilled else NUM_STEPS
     scale = guidance_scale if guidance_scale is not None else 0.0 if distilled else GUIDANCE_SCALE
-    pipeline.set_progress_bar_config(disable=True)
+    draw = pipeline.draw if isinstance(pipeline, FamilyModel) else _drawing(pipeline)
 
     def render(prompts: list[str], seeds: list[int], width: int, height: int) -> list[Image.Image]:
         images: list[Image.Image] = []
         for start in range(0, len(prompts), batch_size):
             chosen = slice(start, start + batch_size)
-            result = pipeline(
-                prompt=prompts[chosen],
-                width=width,
-                height=height,
-                num_inference_steps=steps,
-                generator=[torch.Generator().manual_seed(seed) for seed in seeds[chosen]],
-                **_guidance(pipeline, scale, len(prompts[chosen])),
-            )
-            images.extend(result.images)
+            images += draw(prompts[chosen], seeds[chosen], width, height, steps, scale)
         return images
 
     return render
+
+
+def _drawing(pipeline: TextToImage) -> Callable[[list[str], list[int], int, int, int, float], list[Image.Image]]:
+    # What FamilyModel.draw does, of a diffusers pipeline.
+    pipeline.set_progress_bar_config(disable=True)
+
+    def draw(prompts: list[str], seeds: list[int], width: int, height: int, num_steps: int, scale: float) -> list[Image.Image]:
+        result = pipeline(
+            prompt=prompts,
+            width=width,
+            height=height,
+            num_inference_steps=num_steps,
+            generator=[torch.Generator().manual_seed(seed) for seed in seeds],
+            **_guidance(pipeline, scale, len(prompts)),
+        )
+        images: list[Image.Image] = result.images
+        return images
+
+    return draw
 
 
 def _guidance(pipeline: TextToImage, scale: float, num_prompts: int) -> dict[str, object]:

@@ -20,6 +20,8 @@ from diffusers import AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage,
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from . import by_family
+
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 REST = "diffusion_pytorch_model-rest.safetensors"
@@ -123,9 +125,11 @@ def load_vae(folder: Path) -> Any:
     return vae.eval().requires_grad_(False)
 
 
-def load_pipeline(base: Path) -> DiffusionPipeline:
-    """A stored base as its pipeline, in float32."""
+def load_pipeline(base: Path) -> Any:
+    """A stored base as its pipeline, in float32; as its family's model where diffusers has none."""
     kinds: dict[str, Any] = json.loads((base / "model_index.json").read_text(encoding="utf-8"))
+    if (name := by_family.CLASSES.get(kinds["_class_name"])) is not None:
+        return by_family.FamilyModel.read(name, base)
     shared = {path.parent.name for path in base.glob("*/*.safetensors.index.json")} - {"vae"}
     parts = {name: _part(base / name, *kinds[name]) for name in shared}
     return DiffusionPipeline.from_pretrained(base, vae=load_vae(base / "vae"), **parts, local_files_only=True, dtype=torch.float32)

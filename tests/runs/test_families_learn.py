@@ -46,7 +46,7 @@ def shape(scores: measure.Scores) -> float:
                 0.8,
                 id=f"{name}_train_network, a color",
             )
-            for name in ("flux2", "krea2", "chroma")
+            for name in ("anima", "flux2", "krea2", "chroma")
         ),
         *(
             pytest.param(preset, "teal", color, {}, 0.8, marks=pytest.mark.long)
@@ -61,6 +61,7 @@ def shape(scores: measure.Scores) -> float:
         pytest.param("sd_train_network/toy-star-sd", "star", shape, {}, 0.8, marks=pytest.mark.long),
         pytest.param("flux2_train_network/toy-star-flux2", "star", shape, {}, 0.8, marks=pytest.mark.long),
         pytest.param("krea2_train_network/toy-star-krea2", "star", shape, {}, 0.8, marks=pytest.mark.long),
+        pytest.param("anima_train_network/toy-star-anima", "star", shape, {}, 0.8, marks=pytest.mark.long),
         pytest.param("chroma_train_network/toy-star-chroma", "star", shape, {}, 0.8, marks=pytest.mark.long),
         pytest.param("flux_train_network/toy-star-flux", "star", shape, {}, 0.8, marks=pytest.mark.long),
     ],

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sd_scripts.families import family
 from sd_scripts.library.core.protocols import Parts
-from sd_scripts.toy import autoencoder, chroma, flux, flux2, krea2, pretraining, qwen_vae, reading, worlds
+from sd_scripts.toy import anima, autoencoder, chroma, flux, flux2, krea2, pretraining, qwen_vae, reading, worlds
 from sd_scripts.toy.build import BASES
 from sd_scripts.toy.pretraining import ToyBatch
 from sd_scripts.toy.reading import FlowSettings, ReadingSettings
@@ -48,6 +48,22 @@ def _krea2() -> Recipe:
         networks,
         {"te1": reader.tokenizer},
         lambda b: krea2.loss_of(network, reader, b, settings),
+        (16, 8, 8),
+        (0.0,),
+        qwen_vae.new_vae,
+    )
+
+
+def _anima() -> Recipe:
+    reader, network, settings = anima.new_reader(0), anima.new_transformer(0), anima.SETTINGS
+    networks = {"backbone": network, "te1": reader.encoder, "te2": reader.conditioner}
+    read = reading.remembered(reader.rows)
+    return Recipe(
+        anima,
+        settings,
+        networks,
+        {"te1": reader.words, "te2": reader.pieces},
+        lambda b: anima.loss_of(network, read, b, settings),
         (16, 8, 8),
         (0.0,),
         qwen_vae.new_vae,
@@ -106,7 +122,7 @@ def _common(seed: int) -> AutoencoderKL:
     return autoencoder.new_vae(seed)
 
 
-RECIPES = {"krea2": _krea2, "flux": _flux, "flux2": _flux2, "chroma": _chroma}
+RECIPES = {"krea2": _krea2, "anima": _anima, "flux": _flux, "flux2": _flux2, "chroma": _chroma}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -131,7 +147,7 @@ def test_the_loss_is_that_of_the_trainers_velocity(name: str) -> None:
     torch.testing.assert_close(found, (v - (noise - latents)).square().mean(), rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("name", ["krea2", *(pytest.param(name, marks=pytest.mark.long) for name in ("flux", "flux2", "chroma"))])
+@pytest.mark.parametrize("name", ["krea2", *(pytest.param(name, marks=pytest.mark.long) for name in ("anima", "flux", "flux2", "chroma"))])
 def test_a_recipe_goes_from_nothing_to_a_pipeline_that_draws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = RECIPES[name]()
     monkeypatch.setattr(recipe.module, "ReadingSettings", lambda: ReadingSettings(num_steps=1, batch_size=2))
