@@ -47,6 +47,7 @@ SPOKEN = [
     ),
     *(f"sd_scripts/library/{name}.py" for name in ("data/cache", "train/reporting", "train/process", "train/trainer", "train/prepare")),
     *("sd_scripts/library/render/sample.py", "sd_scripts/library/tools/*.py", "sd_scripts/families/bases.py"),
+    *("sd_scripts/library/captioning/*.py", "sd_scripts/library/masking/*.py"),
 ]
 """Where sentences are made that the page shows. What only a log or a terminal says stays English."""
 SILENT = {

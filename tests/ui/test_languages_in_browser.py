@@ -117,7 +117,7 @@ def test_what_has_a_translation_stays_english_in_no_tab(studios: Callable[..., A
     full_studio.fill(output, "a" * 32)
     refused = full_studio.verified(output, tmp_path / "gone.safetensors", "20260102-120000-abcd-verify_lora", returncode=2)
     (refused / "report.json").unlink()
-    why = "model: there is no file or folder /gone; give one, or a hub id (owner/name)"
+    why = "face_model: there is no folder /gone; give one with config.json, or a hub id (owner/name)"
     (refused / "console.log").write_text(f"verify_lora.py: one problem, nothing was started:\n  - {why}\n")
     (tmp_path / "mine").mkdir()
     for side in (16, 64):
@@ -155,7 +155,9 @@ def test_what_has_a_translation_stays_english_in_no_tab(studios: Callable[..., A
             look(tab)
         page.get_by_role("tab", name="Tools").click()
         page.locator("#kl-tools li", has_text="fehlgeschlagen").get_by_role("button").click()
-        expect(page.locator("#kl-tools p", has_text="/gone")).to_have_text(re.compile("^model: Es gibt"))
+        expect(page.locator("#kl-tools p", has_text="/gone")).to_have_text(
+            "face_model: Den Ordner /gone gibt es nicht; gib einen mit config.json oder eine Hub-ID (owner/name) an"
+        )
         page.get_by_role("tab", name="Training").click()
         for name, text in (("pretrained_model_name_or_path", "toy"), ("train_data_dir", str(tmp_path / "mine"))):
             page.locator(f"#kl-{name}").fill(text)

@@ -59,6 +59,7 @@ def test_a_mask_is_drawn_saved_taken_back_and_shown_as_it_weighs(
     draw(page, (0.0, 0.2), (0.05, 0.2))
     save.click()
     expect(page.locator(STATUS)).to_contain_text("Saved in 0001-masklabel.png")
+    expect(page.locator(STATUS)).to_contain_text("Masked loss is off on the Train tab")
     mask = mask_of(folder, "0001")
     assert mask.shape == (64, 96) and mask[12, 60:90].min() == 255 and mask[50:].max() == 0 and mask[12, 0] == 0
     # What is taken back is on the disk as soon as it is saved.

@@ -46,7 +46,7 @@ export function makeMemory(root, { prefix, address, gpus, order, use, mayCompute
   const status = make("p", { class: "kl-note kl-memory-status", role: "status" });
   const body = make("div", { class: "kl-memory-body" });
   const box = make("section", { class: "kl-card kl-memory", "aria-label": t`Memory` },
-    make("div", { class: "kl-memory-head" }, button, make("label", { class: "kl-memory-on", for: picker.id }, make("span", { text: t`on` }), picker)), status, body);
+    make("div", { class: "kl-memory-head" }, button, make("label", { class: "kl-memory-on", for: picker.id }, make("span", { text: t`for` }), picker)), status, body);
   root.append(box);
 
   const card = () => Number(picker.value) || 0;

@@ -272,7 +272,8 @@ export async function openMask(desk, index, { changed, find }) {
       strokes.save();
     }
     turn();
-    tell(answer.mask.there ? t`Saved in ${answer.mask.file}.` : t`The mask is removed; Undo on the Data tab brings it back.`);
+    const saved = [t`Saved in ${answer.mask.file}.`, desk.known.masksAreRead ? "" : t`Masked loss is off on the Train tab, so all of the image counts.`];
+    tell(answer.mask.there ? saved.filter(Boolean).join(" ") : t`The mask is removed; Undo on the Data tab brings it back.`);
   }
 
   // Somebody else has written meanwhile: nothing is lost, and who is here chooses.
