@@ -104,6 +104,12 @@ def _build_anima(vae: AutoencoderKLQwenImage, seed: int, changes: Changes, saved
     return _built(anima.train_anima, vae, anima.SETTINGS, seed, changes, saved)
 
 
+def _build_flux3(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) -> Built:
+    from . import flux3
+
+    return _built(flux3.train_flux3, vae, flux3.SETTINGS, seed, changes, saved)
+
+
 def _build_zimage(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) -> Built:
     from . import zimage
 
@@ -145,6 +151,7 @@ FAMILIES: dict[str, Callable[[Any, int, Changes, Path], Built]] = {
     "chroma": _build_chroma,
     "krea2": _build_krea2,
     "anima": _build_anima,
+    "flux3": _build_flux3,
     "zimage": _build_zimage,
 }
 """Family -> (vae, seed, changes, state of the training) -> trained pipeline. These draw images from captions."""

@@ -16,7 +16,7 @@ from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.library.core.protocols import Parts, Preview
 from sd_scripts.library.loading.common import FamilySpec
 
-CLASSES = {"AnimaModularPipeline": "anima"}
+CLASSES = {"AnimaModularPipeline": "anima", "Flux3ModularPipeline": "flux3"}
 """What model_index.json calls such models -> their family."""
 
 

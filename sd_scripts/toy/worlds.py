@@ -54,7 +54,7 @@ def colors_of(family: str) -> tuple[str, ...]:
 
 def sizes_of(family: str) -> tuple[tuple[int, int], ...]:
     """(width, height) in pixels that the toy base of this family was trained at."""
-    return LARGE_SIZES if family in ("anima", "chroma", "flux", "flux2", "kontext", "krea2", "qwen_image21") else SIZES
+    return LARGE_SIZES if family in ("anima", "chroma", "flux", "flux2", "flux3", "kontext", "krea2", "qwen_image21") else SIZES
 
 
 _COLUMNS = {"left": 0.3, "": 0.5, "right": 0.7}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sd_scripts.families import family
 from sd_scripts.library.core.protocols import Parts
-from sd_scripts.toy import anima, autoencoder, chroma, flux, flux2, krea2, pretraining, qwen_vae, reading, worlds
+from sd_scripts.toy import anima, autoencoder, chroma, flux, flux2, flux3, krea2, pretraining, qwen_vae, reading, worlds
 from sd_scripts.toy.build import BASES
 from sd_scripts.toy.pretraining import ToyBatch
 from sd_scripts.toy.reading import FlowSettings, ReadingSettings
@@ -87,6 +87,22 @@ def _flux2() -> Recipe:
     )
 
 
+def _flux3() -> Recipe:
+    tokenizer, network, settings = flux3.qwen_tokenizer((flux3.BEFORE, flux3.AFTER)), flux3.new_transformer(0), flux3.SETTINGS
+    encoder = flux3.new_encoder(0, tokenizer)
+    read = reading.remembered(functools.partial(flux3.encode_captions, encoder, tokenizer))
+    return Recipe(
+        flux3,
+        settings,
+        {"backbone": network, "te1": encoder},
+        {"te1": tokenizer},
+        lambda b: flux3.loss_of(network, read, b, settings),
+        (64, 4, 4),
+        (0.0,),
+        _common,
+    )
+
+
 def _chroma() -> Recipe:
     tokenizer, network, settings = chroma.t5_tokenizer(), chroma.new_transformer(0), chroma.SETTINGS
     encoder = chroma.new_encoder(0, tokenizer)
@@ -122,7 +138,7 @@ def _common(seed: int) -> AutoencoderKL:
     return autoencoder.new_vae(seed)
 
 
-RECIPES = {"krea2": _krea2, "anima": _anima, "flux": _flux, "flux2": _flux2, "chroma": _chroma}
+RECIPES = {"krea2": _krea2, "anima": _anima, "flux": _flux, "flux2": _flux2, "flux3": _flux3, "chroma": _chroma}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -138,7 +154,7 @@ def test_the_loss_is_that_of_the_trainers_velocity(name: str) -> None:
     encoders = {part: module for part, module in recipe.networks.items() if part != "backbone"}
     own = {"backbone": recipe.networks["backbone"], "text_encoders": encoders, "tokenizers": recipe.tokenizers}
     length = list(recipe.tokenizers.values())[-1].model_max_length
-    limits = {limit: length for limit in ("max_token_length", "t5xxl_max_token_length") if name != "krea2"}
+    limits = {limit: length for limit in ("max_token_length", "t5xxl_max_token_length") if name not in ("flux3", "krea2")}
     parts = Parts(**{**vars(tiny), **own, "settings": {**tiny.settings, **limits}})
     t = pretraining.logit_normal(batch.u, recipe.settings.time_mean, recipe.settings.time_deviation)
     with torch.no_grad():
@@ -147,7 +163,9 @@ def test_the_loss_is_that_of_the_trainers_velocity(name: str) -> None:
     torch.testing.assert_close(found, (v - (noise - latents)).square().mean(), rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("name", ["krea2", *(pytest.param(name, marks=pytest.mark.long) for name in ("anima", "flux", "flux2", "chroma"))])
+@pytest.mark.parametrize(
+    "name", ["krea2", *(pytest.param(name, marks=pytest.mark.long) for name in ("anima", "flux", "flux2", "flux3", "chroma"))]
+)
 def test_a_recipe_goes_from_nothing_to_a_pipeline_that_draws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = RECIPES[name]()
     monkeypatch.setattr(recipe.module, "ReadingSettings", lambda: ReadingSettings(num_steps=1, batch_size=2))
