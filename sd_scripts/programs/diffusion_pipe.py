@@ -51,6 +51,7 @@ MODELS: Mapping[str, NamedModel] = {
     "sdxl": NamedModel("sdxl", "SDXL"),
     "flux": NamedModel("flux", "FLUX.1"),
     "flux_kontext": NamedModel("kontext", "FLUX.1 Kontext"),
+    "flux2": NamedModel("flux2_dev", "FLUX.2 dev", token=_TWICE),
     "flux2_klein": NamedModel("flux2", "FLUX.2 Klein", token=_TWICE),
     "chroma": NamedModel("chroma", "Chroma"),
     "krea2": NamedModel("krea2", "Krea 2", beyond="the layers that join the texts"),
@@ -60,7 +61,6 @@ MODELS: Mapping[str, NamedModel] = {
     **{
         name: NamedModel("", label)
         for name, label in {
-            "flux2": "FLUX.2 dev",
             "ltx-video": "LTX-Video, a model of videos",
             "ltx2": "LTX-2, a model of videos",
             "hunyuan-video": "HunyuanVideo",

@@ -30,7 +30,7 @@ MODELS: Mapping[str, NamedModel] = {
     "qwen_image": NamedModel("qwen_edit", "Qwen-Image", {"model_version": "image"}),
     "flux_2_klein": NamedModel("flux2", "FLUX.2 Klein"),
     "krea2": NamedModel("krea2", "Krea 2"),
-    "flux_2": NamedModel("", "FLUX.2 dev"),
+    "flux_2": NamedModel("flux2_dev", "FLUX.2 dev"),
     "flux_kontext": NamedModel("kontext", "FLUX.1 Kontext"),
     "framepack": NamedModel("", "FramePack, a model of videos"),
     "fpack": NamedModel("", "FramePack, a model of videos"),
@@ -315,7 +315,13 @@ def _by_itself(sheet: KohyaSheet, key: str) -> None:
     sheet.skip(key, "it is done by itself here")
 
 
-FP8_OF_TEXTS = {"zimage": "fp8_llm", "qwen_image": "fp8_vl", "flux_2_klein": "fp8_text_encoder", "flux_kontext": "fp8_t5"}
+FP8_OF_TEXTS = {
+    "zimage": "fp8_llm",
+    "qwen_image": "fp8_vl",
+    "flux_2": "fp8_text_encoder",
+    "flux_2_klein": "fp8_text_encoder",
+    "flux_kontext": "fp8_t5",
+}
 """The switch for a text encoder in 8 bits, by the model."""
 
 

@@ -442,7 +442,10 @@ WRONG_FILES: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
         {"conditioner.embedders.0.transformer.x": (1,), "conditioner.embedders.1.model.x": (1,)},
         "is an SDXL checkpoint; you chose FLUX, which needs a FLUX.1 transformer",
     ),
-    "flux2": ({"double_blocks.0.img_attn.qkv.weight": (3, 1), "double_stream_modulation_img.lin.weight": (1,)}, "is a FLUX.2 transformer"),
+    "flux2": (
+        {"double_blocks.0.img_attn.qkv.weight": (3, 1), "double_stream_modulation_img.lin.weight": (1,)},
+        "is a FLUX.2 Klein transformer",
+    ),
     "chroma": ({"double_blocks.0.img_attn.qkv.weight": (3, 1), "distilled_guidance_layer.in_proj.weight": (1,)}, "is a Chroma transformer"),
     "lora": ({"lora_unet_x.lora_down.weight": (1, 1)}, "is a LoRA file; you chose FLUX.*base_weights"),
     "incomplete": ({"double_blocks.0.img_attn.qkv.weight": (3, 1)}, "of model.safetensors lacks the tensor img_in.weight"),

@@ -36,7 +36,18 @@ FILES: dict[str, tuple[Shapes, str]] = {
         {"single_transformer_blocks.0.attn.to_q.weight": (1,), "transformer_blocks.0.attn.add_q_proj.weight": (1,)},
         "a FLUX transformer",
     ),
-    "flux 2": ({"double_blocks.0.img_attn.qkv.weight": (1,), "double_stream_modulation_img.lin.weight": (1,)}, "a FLUX.2 transformer"),
+    "flux 2": (
+        {"double_blocks.0.img_attn.qkv.weight": (1,), "double_stream_modulation_img.lin.weight": (1,)},
+        "a FLUX.2 Klein transformer",
+    ),
+    "flux 2 dev": (
+        {"double_stream_modulation_img.lin.weight": (1,), "guidance_in.in_layer.weight": (1,)},
+        "a FLUX.2 dev transformer",
+    ),
+    "mistral": (
+        {"model.layers.0.self_attn.q_proj.weight": (1,), "model.layers.0.mlp.gate_proj.weight": (1,)},
+        "a Mistral text encoder",
+    ),
     "chroma": ({"double_blocks.0.img_attn.qkv.weight": (1,), "distilled_guidance_layer.in_proj.weight": (1,)}, "a Chroma transformer"),
     "hunyuan": ({"double_blocks.0.img_attn_qkv.weight": (1,)}, "a HunyuanVideo transformer"),
     "sd3": ({f"{_UNET}joint_blocks.0.x": (1,)}, "an SD3 model"),

@@ -22,7 +22,7 @@ from sd_scripts.schema.files import write_atomically
 from tests.small_models import model_given
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_losses.json"
-EDITING = ("qwen_edit", "flux2", "flux3", "kontext", "qwen_image21")
+EDITING = ("qwen_edit", "flux2", "flux2_dev", "flux3", "kontext", "qwen_image21")
 """Families that train on pairs."""
 SETTINGS = (
     "--resolution 64 --min_bucket_reso 32 --learning_rate 1e-3 --max_train_steps 6 --train_batch_size 2 --seed 11 "

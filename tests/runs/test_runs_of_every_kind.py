@@ -39,7 +39,7 @@ PREVIEW = Preview("image 3, tag1", "", 64, 64, 7, 4, 1.0)
 KINDS = list(RUNS)
 SHARDED = [("flux", "network"), ("qwen_edit", "network"), ("zimage", "network")]
 LONG = pytest.mark.long
-EDITING = ("qwen_edit", "flux2", "flux3", "kontext", "qwen_image21")
+EDITING = ("qwen_edit", "flux2", "flux2_dev", "flux3", "kontext", "qwen_image21")
 
 
 @pytest.fixture
@@ -201,6 +201,7 @@ def _as_base(kind: Runs, file: Path) -> dict[str, str]:
         "zimage": {"vae": "vae", "text_encoder": "text_encoder"},
         "chroma": {"ae": "vae", "t5xxl": "text_encoder"},
         "flux2": {"vae": "vae", "text_encoder": "text_encoder"},
+        "flux2_dev": {"vae": "vae", "text_encoder": "text_encoder"},
         "flux3": {"vae": "vae", "text_encoder": "text_encoder"},
         "krea2": {"vae": "vae", "text_encoder": "text_encoder"},
         "anima": {"vae": "vae", "text_encoder": "text_encoder"},
@@ -241,9 +242,13 @@ def test_a_saved_folder_is_a_diffusers_pipeline_with_the_same_image(family: str,
         # The tiny T5 knows fewer positions than the pipeline's default asks for.
         own |= {"max_sequence_length": parts.settings["t5xxl_max_token_length"], "guidance_scale": PREVIEW.guidance}
     # Z-Image's pipeline counts guidance from 0.
-    scale = {"zimage": {"guidance_scale": 0.0}, "qwen_image21": {"true_cfg_scale": 1.0}}.get(family, {"guidance_scale": 1.0})
-    if family == "flux2":
-        # The tiny Qwen3 has fewer layers and positions.
+    scale = {
+        "zimage": {"guidance_scale": 0.0},
+        "qwen_image21": {"true_cfg_scale": 1.0},
+        "flux2_dev": {"guidance_scale": PREVIEW.guidance},
+    }.get(family, {"guidance_scale": 1.0})
+    if family in ("flux2", "flux2_dev"):
+        # The tiny encoder has fewer layers and positions.
         own |= {"text_encoder_out_layers": (1, 2, 3), "max_sequence_length": parts.settings["max_token_length"]}
     if family == "kontext":
         # It draws images of a million pixels unless it is told another area.

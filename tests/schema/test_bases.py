@@ -11,6 +11,7 @@ NAMED = [
     ("flux2", f"{KLEIN}base-9B", "non-commercial", None),
     ("flux2", f"{KLEIN}4B", "Apache-2.0", f"{KLEIN}base-4B"),
     ("flux2", "C:\\models\\flux-2-klein-9b-fp8.safetensors", "non-commercial", f"{KLEIN}base-9B"),
+    ("flux2_dev", "black-forest-labs/FLUX.2-dev", "non-commercial", None),
     ("flux2", "/turbo/base/mine.safetensors", "if it is made from Klein 4B", None),
     ("zimage", "Tongyi-MAI/Z-Image-Turbo", "Apache-2.0", "Tongyi-MAI/Z-Image"),
     ("zimage", "Tongyi-MAI/Z-Image", "Apache-2.0", None),

@@ -46,8 +46,7 @@ def test_a_configuration_of_simpletuner_becomes_the_same_run() -> None:
     assert (flat_times["timestep_sampling"], flat_times["discrete_flow_shift"]) == ("sigma", 2.0)
     with pytest.raises(OptionError, match="trains a ControlNet"):
         simple(controlnet=True)
-    with pytest.raises(OptionError, match=r"FLUX\.2 dev"):
-        simple(model_family="flux2", model_flavour="dev")
+    assert simple(model_family="flux2", model_flavour="dev").run is RUNS["flux2_dev", "network"]
 
 
 def test_a_network_that_simpletuner_compiles_is_compiled() -> None:

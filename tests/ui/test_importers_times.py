@@ -28,7 +28,7 @@ def ours(found: Imported) -> Tensor:
     named = {sentence.partition(":")[0] for sentence in found.missing}
     options: Any = flat.build(found.run, {**dict.fromkeys(named, "given"), **found.values})
     low, high = options.objective.times
-    latent = 16 if found.run.family == "flux2" else 8
+    latent = 16 if found.run.family in ("flux2", "flux2_dev") else 8
     return density_of(options.objective, (SIDE // latent, SIDE // latent)).within(low / 1000, high / 1000, U)
 
 

@@ -6,7 +6,6 @@ Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the im
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +13,7 @@ from diffusers import FluxTransformer2DModel
 from torch import Tensor
 from transformers import CLIPTextModel, T5EncoderModel
 
-from sd_scripts.library.core.protocols import OnStep, Parts, Preview, dtype_of
+from sd_scripts.library.core.protocols import Parts, dtype_of
 
 from . import structures
 from .comfyui_levels import FlowLevels, Graph, exponential_shift
@@ -40,11 +39,6 @@ class ClipT5Family(TransformerFamily):
     def comfyui(self, parts: Parts) -> Graph:
         """Models that are told a guidance scale are shifted by e^1.15 for all sizes, the others not at all; see ScheduledFamily."""
         return Graph("simple", exponential_shift(1.15) if parts.backbone.config.guidance_embeds else FlowLevels(1.0))
-
-    def render(self, parts: Parts, requests: Sequence[Preview], on_step: OnStep | None = None) -> Tensor:
-        """See TransformerFamily; the transformer is told the guidance of the requests, not that of training."""
-        own = {"guidance_scale": requests[0].guidance} if requests else {}
-        return super().render(replace(parts, denoising={**parts.denoising, **own}), requests, on_step)
 
 
 def velocity(

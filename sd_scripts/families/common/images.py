@@ -89,6 +89,12 @@ def in_tiles(parts: Parts) -> Iterator[None]:
             setattr(vae, name, value)
 
 
+def told_guidance(parts: Parts, guidance: float) -> Parts:
+    """The parts whose network is told this guidance scale, and not that of training, where it is told one."""
+    told = {"guidance_scale": guidance} if "guidance_scale" in parts.denoising else {}
+    return replace(parts, denoising={**parts.denoising, **told})
+
+
 @torch.no_grad()
 def encode_images(parts: Parts, pixels: Tensor, grid: int) -> Tensor:
     """Scaled latents of RGB images: (B, 3, H, W) in [-1, 1] -> (B, C, h, w) float32; the mean of the posterior.

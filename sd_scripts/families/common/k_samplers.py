@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -19,6 +19,7 @@ from sd_scripts.library.core.protocols import Condition, OnStep, Parts, Preview
 from sd_scripts.schema.errors import OptionError
 
 from .comfyui_levels import Graph, Levels, levels_of, sigmas_of
+from .images import told_guidance
 from .samplers import schedule
 
 LARGEST_TIME = 1 - 1e-4
@@ -186,8 +187,7 @@ def draw(
         if on_step is not None:
             on_step(i + 1, len(sigmas) - 1, clean)
 
-    if "guidance_scale" in parts.denoising:
-        parts = replace(parts, denoising={**parts.denoising, "guidance_scale": first.guidance})
+    parts = told_guidance(parts, first.guidance)
     denoised = _denoiser(family, parts, levels, positive, negative, first.cfg_scale)
     start = sigmas[0]
     if flow and first.sampler == SDE and start >= 1:

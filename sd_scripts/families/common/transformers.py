@@ -5,6 +5,7 @@ Shapes: B samples, C latent channels, h w latent sides, H W the image's in pixel
 
 from __future__ import annotations
 
+import itertools
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from sd_scripts.library.parallel.sharding import is_sharded
 from sd_scripts.runs.model_headers import Header
 
 from . import structures, training_adapter
-from .images import evaluating, first_of
+from .images import evaluating, first_of, told_guidance
 from .samplers import schedule, watched
 from .scheduled import DISTILLED, ScheduledFamily
 from .transformer_loading import Loader
@@ -122,7 +123,7 @@ class TransformerFamily(ScheduledFamily):
     ) -> Tensor:
         """Scaled latents (B, C, h, w), float32, of requests with these conditions, each from noise of its own seed."""
         first = first_of(requests, self.grid)
-        device = parts.bring(parts.backbone)
+        parts, device = told_guidance(parts, first.guidance), parts.bring(parts.backbone)
         num_tokens = first.height * first.width // TOKEN**2
         mu = self.mu(parts, num_tokens, first.steps)
         scheduler = watched(schedule(first.sampler, parts.scheduler_config, first.steps, num_tokens, device, mu), on_step)
@@ -161,14 +162,16 @@ def in_groups(
 
 
 @contextmanager
-def given_first(module: nn.Module, value: Tensor) -> Iterator[None]:
-    """Within the block the module gets this value in place of its first argument.
+def given_first(module: nn.Module, *values: Tensor) -> Iterator[None]:
+    """Within the block the module gets these values in place of its first argument, one in each call, again from the first after the last.
 
     For times: diffusers rounds them to the precision of the network before it embeds them, to three digits in bfloat16.
     """
 
+    following = itertools.cycle(values)
+
     def given(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (value, *arguments[1:])
+        return (next(following), *arguments[1:])
 
     handle = module.register_forward_pre_hook(given)
     try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from sd_scripts.families.common.flux2_signs import KLEIN, is_flux2
 from sd_scripts.families.common.qwen3_signs import QWEN3_SIGN
 from sd_scripts.families.common.square_vae_signs import SQUARE_VAE_SIGN
 from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, NetworkFacts, PublishedBase, Sign
 
-TRANSFORMER = "a FLUX.2 transformer"
 FACTS = FamilyFacts(
     label="FLUX.2 Klein",
     place=30,
@@ -29,7 +29,7 @@ FACTS = FamilyFacts(
     ),
     lora_module="networks.lora_flux_2",
     signs=(
-        Sign(TRANSFORMER, lambda names: names.has("double_stream_modulation_img.")),
+        Sign(KLEIN, lambda names: is_flux2(names, guided=False)),
         SQUARE_VAE_SIGN,
         QWEN3_SIGN,
     ),

@@ -1,33 +1,9 @@
-"""Names of the layers of FLUX.2: FLUX.1's, with query, key, value and MLP of a single block as one layer, and without modulation."""
+"""Names of the layers; see flux2_names."""
 
 from __future__ import annotations
 
-from sd_scripts.families.common import reader_rules as rules
-from sd_scripts.families.common.double_stream_names import DoubleStreamNames, ranks_of_blocks
-from sd_scripts.library.adapters.readers import LORA, SUMS, Rule
+from sd_scripts.families.common.flux2_names import architecture
 
 from .loading import LOADER
 
-_MODULATION = r"(double_stream_modulation_(img|txt)|single_stream_modulation)\.linear"
-
-ARCHITECTURES = (
-    rules.transformer_architecture(
-        LOADER,
-        label="FLUX.2",
-        # Layers have FLUX.1's names, and Klein 4B its width.
-        told_by=("flux_2", "flux-2", "flux2", "flux.2"),
-        layer_names=DoubleStreamNames,
-        ranks=ranks_of_blocks,
-        # diffusers stops at an alpha under these names.
-        comfyui_endings="peft without alpha",
-        readers={
-            "ComfyUI": (rules.PUBLISHED, Rule("backbone", ("transformer.", "lycoris_"), without=rf"{_MODULATION}|time_guidance_embed\..*")),
-            "musubi-tuner": (Rule("backbone", ("lora_unet_",), "published", SUMS),),
-            "diffusers": (
-                Rule("backbone", ("transformer.",), kinds=("lora", "dora", "lokr")),
-                Rule("backbone", ("diffusion_model.",), "published", LORA),
-                Rule("backbone", ("lora_unet_",), "published", LORA, rf"{_MODULATION}|norm_out\.linear"),
-            ),
-        },
-    ),
-)
+ARCHITECTURES = (architecture(LOADER),)

@@ -34,7 +34,7 @@ class Architecture:
     """What a family states about a kind of model in its names.py. No two architectures have a backbone or a kind of file in common."""
 
     name: str
-    """No two have the same."""
+    """Families whose models have the same layers have one architecture, which each of them states: that of the first counts."""
     label: str
     """As in "a LoRA for ..."."""
     spec: FamilySpec
@@ -78,8 +78,12 @@ class Architecture:
 def architectures() -> dict[str, Architecture]:
     """All architectures by name, in the order of their families."""
     modules = [f"sd_scripts.families.{name}.names" for name in NAMES]
-    found = [one for module in modules if find_spec(module) is not None for one in import_module(module).ARCHITECTURES]
-    return {one.name: one for one in found}
+    found: dict[str, Architecture] = {}
+    for module in modules:
+        if find_spec(module) is not None:
+            for one in import_module(module).ARCHITECTURES:
+                found.setdefault(one.name, one)
+    return found
 
 
 def architecture_of(class_names: Iterable[str], config: Config) -> Architecture | None:

@@ -65,6 +65,8 @@ class PartSpec:
     """Tensors of the original layout that the network does not have."""
     unread: tuple[str, ...] = ()
     """Beginnings of the names of tensors of some files that say something else, or nothing, and are not written with the network."""
+    inside: tuple[str, ...] = ()
+    """Beginnings of its names in files of models that hold more than it; what does not begin so is left out of such a file."""
     tokenizer: TokenizerSpec | None = None
     stem: str = "diffusion_pytorch_model"
     """Name of its weights in the diffusers layout, without ending."""
@@ -326,6 +328,8 @@ def structure(spec: FamilySpec, name: str, folder: Path, variant: str | None, op
 def network(spec: FamilySpec, name: str, config: Config, tensors: Mapping[str, TensorEntry], option: str, what: str) -> FoundNetwork:
     """Matches tensors (names without prefix, original or diffusers layout) with those of the network. OptionError when they do not fit."""
     part = spec.parts[name]
+    start = next((start for start in part.inside if any(key.startswith(start) for key in tensors)), "")
+    tensors = {key.removeprefix(start): entry for key, entry in tensors.items() if key.startswith(start)}
     module = empty(lambda: make(spec, name, config, option, what))
     keys = list(module.state_dict())
     original = places(part.layout, keys, config_of(module))

@@ -34,6 +34,7 @@ MODELS: Mapping[str, NamedModel] = {
     "qwen_image_edit": NamedModel("qwen_edit", "Qwen-Image-Edit", _EDIT, layers=_MODULATED),
     "qwen_image_edit_plus": NamedModel("qwen_edit", "Qwen-Image-Edit-2509 or 2511", {"model_version": "edit-2509"}, layers=_MODULATED),
     "flux_kontext": NamedModel("kontext", "FLUX.1 Kontext"),
+    "flux2": NamedModel("flux2_dev", "FLUX.2 dev", by_size=DIFFUSERS_LINE),
     "flux2_klein_4b": NamedModel("flux2", "FLUX.2 Klein 4B", by_size=DIFFUSERS_LINE),
     "flux2_klein_9b": NamedModel("flux2", "FLUX.2 Klein 9B", by_size=DIFFUSERS_LINE),
     **{
@@ -46,7 +47,6 @@ MODELS: Mapping[str, NamedModel] = {
             "lumina2": "Lumina 2",
             "vega": "Segmind Vega",
             "ssd": "SSD-1B",
-            "flux2": "FLUX.2 dev",
             "flex2": "Flex.2",
             "chroma_radiance": "Chroma Radiance",
             "zeta_chroma": "Zeta Chroma",

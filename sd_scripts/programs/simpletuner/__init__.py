@@ -69,6 +69,7 @@ MODELS: Mapping[str, NamedModel] = {
     "sdxl": NamedModel("sdxl", "SDXL", layers=_ATTENTION),
     "flux": NamedModel("flux", "FLUX.1", layers=_JOINT),
     "flux kontext": NamedModel("kontext", "FLUX.1 Kontext", layers=_JOINT),
+    "flux2": NamedModel("flux2_dev", "FLUX.2 dev", by_size=DIFFUSERS_LINE, token=_TWICE, layers=_OF_FLUX_2),
     "flux2 klein": NamedModel("flux2", "FLUX.2 Klein", by_size=DIFFUSERS_LINE, token=_TWICE, layers=_OF_FLUX_2),
     "chroma": NamedModel("chroma", "Chroma", layers=_JOINT),
     "krea2": NamedModel("krea2", "Krea 2", layers=_ATTENTION),
@@ -78,7 +79,6 @@ MODELS: Mapping[str, NamedModel] = {
     **{
         name: NamedModel("", label)
         for name, label in {
-            "flux2": "FLUX.2 dev",
             "sd3": "Stable Diffusion 3",
             "deepfloyd": "DeepFloyd IF",
             "pixart": "PixArt",
@@ -132,6 +132,7 @@ _WEIGHTS = {
     ("qwen_image", "edit-v3"): "Qwen/Qwen-Image-Edit-2511",
     ("krea2", "raw"): "krea/Krea-2-Raw",
     ("krea2", "turbo"): "krea/Krea-2-Turbo",
+    ("flux2", "dev"): "black-forest-labs/FLUX.2-dev",
     ("flux2", "klein-4b"): "black-forest-labs/FLUX.2-klein-base-4B",
     ("flux2", "klein-9b"): "black-forest-labs/FLUX.2-klein-base-9B",
 }

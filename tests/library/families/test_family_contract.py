@@ -238,6 +238,7 @@ def test_an_original_file_is_loaded_and_saved_again_in_the_same_bytes(family, pa
         "anima": {"vae": "vae", "text_encoder": "text_encoder"},
         "chroma": {"ae": "vae", "t5xxl": "text_encoder"},
         "flux2": {"vae": "vae", "text_encoder": "text_encoder"},
+        "flux2_dev": {"vae": "vae", "text_encoder": "text_encoder"},
         "flux3": {"vae": "vae", "text_encoder": "text_encoder"},
         "flux": {"ae": "vae", "clip_l": "text_encoder", "t5xxl": "text_encoder_2"},
         "kontext": {"ae": "vae", "clip_l": "text_encoder", "t5xxl": "text_encoder_2"},

@@ -11,10 +11,11 @@ from diffusers import Flux2KleinPipeline, Flux2Transformer2DModel
 from diffusers.loaders.single_file_utils import convert_flux2_transformer_checkpoint_to_diffusers
 from safetensors.torch import load_file, save_file
 
+from sd_scripts.families.common.flux2_loading import transformer_config
 from sd_scripts.families.common.samplers import scheduler_for
-from sd_scripts.families.flux2.loading import LOADER, SPEC, transformer_config
+from sd_scripts.families.flux2.loading import LOADER, SPEC
 from sd_scripts.families.flux2.model import Flux2
-from sd_scripts.families.flux2.options import Flux2ModelOptions
+from sd_scripts.families.flux2.options import KleinModelOptions
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.loading.common import read_json
 from sd_scripts.library.loading.layouts import places, shape_to_original
@@ -88,7 +89,7 @@ def test_comfyuis_files_are_read(prefix: str, scaled: bool, parts: Parts, tmp_pa
     save_file({name: tensor.contiguous() for name, tensor in held.items()}, tmp_path / "model" / "klein.safetensors")
     save_file(to_original(vae, parts.vae.state_dict()), tmp_path / "model" / "vae" / "flux2-vae.safetensors")
     save_file(encoder, tmp_path / "model" / "text_encoder" / "qwen_3_4b.safetensors")
-    options = Flux2ModelOptions(
+    options = KleinModelOptions(
         pretrained_model_name_or_path=str(tmp_path / "model" / "klein.safetensors"),
         vae=str(tmp_path / "model" / "vae" / "flux2-vae.safetensors"),
         text_encoder=str(tmp_path / "model" / "text_encoder" / "qwen_3_4b.safetensors"),
@@ -106,8 +107,8 @@ def test_dev_is_refused_with_a_sentence(parts: Parts, tmp_path: Path) -> None:
     config = dict(parts.backbone.config) | {"guidance_embeds": True}
     parts.backbone = Flux2Transformer2DModel.from_config(config)
     FLUX2.save(parts, tmp_path / "model", "diffusers", None, {})
-    with pytest.raises(OptionError, match=r"FLUX\.2 dev, which reads with Mistral"):
-        LOADER.load(Flux2ModelOptions(pretrained_model_name_or_path=str(tmp_path / "model")), torch.device("cpu"), torch.float32)
+    with pytest.raises(OptionError, match=r"embeds a guidance scale, so it is FLUX\.2 dev"):
+        LOADER.load(KleinModelOptions(pretrained_model_name_or_path=str(tmp_path / "model")), torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

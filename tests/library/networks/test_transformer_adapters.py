@@ -19,7 +19,7 @@ from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.model import FewStepModelOptions
 from tests.library.networks.adapters_in_small import LAYOUTS, near, saved, velocity
 
-FAMILIES = ("anima", "chroma", "flux2", "flux3", "kontext", "krea2", "qwen_image21")
+FAMILIES = ("anima", "chroma", "flux2", "flux2_dev", "flux3", "kontext", "krea2", "qwen_image21")
 MODELS = {name: RUNS[name, "network"].model_fields["model"].annotation for name in FAMILIES}
 
 

@@ -1,0 +1,45 @@
+"""What the program knows of the family without loading it."""
+
+from __future__ import annotations
+
+from sd_scripts.families.common.flux2_signs import DEV, is_flux2
+from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, NetworkFacts, PublishedBase, Sign, TensorNames
+
+TEXT_ENCODER = "a Mistral text encoder"
+
+
+def _is_mistral(names: TensorNames) -> bool:
+    """Layers as Qwen's, without its norms of queries and its biases."""
+    layer = "layers.0.self_attn.q_proj.weight"
+    return names.has(layer) and names.has("layers.0.mlp.gate_proj.weight") and not names.has("q_norm", "q_proj.bias")
+
+
+FACTS = FamilyFacts(
+    label="FLUX.2 dev",
+    place=32,
+    edits=True,
+    evaluates=False,
+    demo=None,
+    labels={},
+    kohya=None,
+    # Layers have Klein's names, so that they tell nothing.
+    adapters=AdapterMarks(architectures=("flux_2_dev", "flux-2-dev", "flux2-dev", "flux.2-dev"), text_widths=(), layers=r"(?!)"),
+    companions=("vae", "text_encoder"),
+    whole_files=False,
+    network=NetworkFacts(
+        head_sizes=lambda model: (128,),
+        text_lengths_vary=lambda model: False,
+        always_masked=False,
+        mostly_weights=True,
+        guided_together=False,
+        quantized_encoder="te1",
+        vae_in_16_bits=True,
+    ),
+    lora_module="networks.lora_flux_2",
+    signs=(Sign(DEV, lambda names: is_flux2(names, guided=True)), Sign(TEXT_ENCODER, _is_mistral)),
+    bases=(
+        PublishedBase(
+            pieces=(), licence="FLUX's: the model and what is trained from it for non-commercial use, images are free", undistilled=None
+        ),
+    ),
+)

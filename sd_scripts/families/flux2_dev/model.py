@@ -1,0 +1,107 @@
+"""FLUX.2 dev: how it reads.
+
+Shapes: B samples, L text tokens, D text width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import ClassVar
+
+import torch
+from diffusers.pipelines.flux2.system_messages import SYSTEM_MESSAGE
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from sd_scripts.families.common.editing import AREA
+from sd_scripts.families.common.flux2 import Flux2Family, states_of_layers, tiny_transformer
+from sd_scripts.families.common.square_vae import tiny_square_vae
+from sd_scripts.families.common.tiny import tiny_parts
+from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
+from sd_scripts.library.core.protocols import Condition, Parts
+
+from .loading import LOADER, SPEC, mistral
+
+BEFORE, AFTER = f"<s>[SYSTEM_PROMPT]{SYSTEM_MESSAGE}[/SYSTEM_PROMPT][INST]", "[/INST]"
+"""What Mistral's chat template makes of the system's and the user's messages."""
+IMAGE = "[IMG]"
+"""Stands for an image in Mistral's texts, and in no caption."""
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% set text = message.content | map(attribute='text') | join %}"
+    "{% if message.role == 'system' %}[SYSTEM_PROMPT]{{ text }}[/SYSTEM_PROMPT]{% else %}[INST]{{ text }}[/INST]{% endif %}{% endfor %}"
+)
+"""As Mistral's template begins a conversation; for the small tokenizer."""
+MARKS = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", IMAGE, "<pad>")
+
+
+class Flux2Dev(Flux2Family):
+    """The FLUX.2 dev family; see protocols.EditingFamily."""
+
+    name: ClassVar[str] = "flux2_dev"
+    loader: ClassVar[Loader] = LOADER
+
+    def tiny(self) -> Parts:
+        """See protocols.ModelFamily."""
+        tokenizer = _tiny_tokenizer()
+        text = {
+            "vocab_size": len(tokenizer),
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "max_position_embeddings": 64,
+            "sliding_window": None,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": tokenizer.pad_token_id,
+        }
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            networks = {"backbone": tiny_transformer(guidance_embeds=True), "vae": tiny_square_vae(), "te1": mistral(text)}
+            torch.nn.init.normal_(networks["vae"].bn.running_mean, std=0.1)
+        settings = {"max_token_length": 64, "model_version": SPEC.label, "area": AREA, "control_area": AREA}
+        parts = tiny_parts(networks, {"te1": tokenizer}, scheduler_in(SPEC.configs), settings)
+        parts.denoising = {"guidance_scale": 1.0}
+        return parts
+
+    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
+        """Text part of each caption's condition, text (L, D): states after a quarter, a half and three quarters of Mistral's layers side by
+        side, with padding to max_token_length, which the transformer sees. Each caption is encoded alone. Runs with gradient when grad mode
+        is on."""
+        encoder, tokenizer = parts.text_encoders["te1"], parts.tokenizers["te1"]
+        device, whole = parts.bring(encoder), encoder.config.num_whole_layers
+        conditions = []
+        for caption in captions:
+            tokens = tokenizer(
+                BEFORE + caption.replace(IMAGE, "") + AFTER,
+                add_special_tokens=False,
+                padding="max_length",
+                truncation=True,
+                max_length=parts.settings["max_token_length"],
+                return_tensors="pt",
+            ).to(device)
+            conditions.append({"text": states_of_layers(encoder, tokens, [whole * quarter // 4 for quarter in (1, 2, 3)])})
+        return conditions
+
+
+def _tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of bytes and the pieces of the template, padded on the left as Mistral's is."""
+    tokenizer, bytes_ = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = bytes_
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        show_progress=False,
+        initial_alphabet=sorted(bytes_.alphabet()),
+        special_tokens=[AddedToken(mark, special=True, normalized=False) for mark in MARKS],
+    )
+    tokenizer.train_from_iterator([SYSTEM_MESSAGE] * 2, trainer)
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>", padding_side="left"
+    )
+    made.chat_template = TEMPLATE
+    return made
+
+
+FAMILY = Flux2Dev()

@@ -1,0 +1,65 @@
+"""What runs on FLUX.2 dev have of their own in each section, and their kinds."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from sd_scripts.families.common.flux2_options import Flux2AdapterOutputOptions, Flux2FlowObjectiveOptions, Flux2ModelOptions
+from sd_scripts.families.common.transformer_options import transformer_runs
+from sd_scripts.schema.dataset import PairDatasetOptions
+from sd_scripts.schema.fields import NotNegative, Show
+from sd_scripts.schema.model import MAX_CONTROLS, Controls
+from sd_scripts.schema.runs import RunOptions
+from sd_scripts.schema.samples import EditSampleOptions
+
+from .facts import FACTS
+
+
+class Flux2DevModelOptions(Flux2ModelOptions):
+    """The FLUX.2 dev base model, 32 B (non-commercial): text to image, and editing with reference images."""
+
+    own_controls: ClassVar[Controls] = Controls(0, MAX_CONTROLS, FACTS.label)
+
+    text_encoder: Annotated[str | None, Show(kind="file")] = None
+    """The text encoder Mistral Small 3: a .safetensors file, a folder (with its tokenizer) or a hub id; None takes the one that comes with
+    the base model. Of its layers three quarters are read."""
+    guidance_scale: NotNegative = 1.0
+    """Guidance that the model's embedding is told during training. 1 is what other trainers take; previews have their own,
+    sample_guidance_scale."""
+
+    def header_values(self) -> dict[str, object]:
+        """See ModelOptions."""
+        return super().header_values() | {"guidance_scale": self.guidance_scale}
+
+
+class Flux2DevSampleOptions(EditSampleOptions):
+    """Previews of a FLUX.2 dev model, shifted by the image's size unless a scheduler is chosen."""
+
+    own_flags: ClassVar[tuple[str, ...]] = ("ci", "g")
+
+    sample_prompts: Annotated[str, Show(basic=True, kind="text")] = ""
+    """Prompts, one a line, or the path of a .txt, .toml or .json file. kohya's flags work: --w --h --d (seed) --l (CFG) --s (steps) --n
+    (negative) --g (embedded guidance) --ci (control image). Empty makes no previews."""
+    sample_steps: Annotated[int, Field(ge=1, le=1000)] = 28
+    """Denoising steps of a preview without --s: 28 to 50."""
+    sample_cfg_scale: NotNegative = 1.0
+    """True guidance scale of a preview without --l, with the negative prompt; 1 turns it off, as the model is meant, above 1 doubles the
+    time."""
+    sample_guidance_scale: NotNegative = 4.0
+    """Guidance that the model's embedding is told in a preview without --g."""
+
+    @property
+    def embedded_guidance(self) -> float:
+        return self.sample_guidance_scale
+
+
+class _Flux2DevRun(RunOptions):
+    family: ClassVar[str] = "flux2_dev"
+
+    model: Flux2DevModelOptions
+    dataset: PairDatasetOptions
+    objective: Flux2FlowObjectiveOptions = Flux2FlowObjectiveOptions()
+    samples: Flux2DevSampleOptions = Flux2DevSampleOptions()
+
+
+RUNS = transformer_runs(_Flux2DevRun, FACTS.label, Flux2AdapterOutputOptions)
