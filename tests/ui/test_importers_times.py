@@ -175,3 +175,14 @@ def test_kohyas_scripts_bound_the_times_of_noise_schedules_alone() -> None:
     for script, holds in lines.items():
         found = importers.read("x.sh", f"accelerate launch {script} --network_module networks.lora --min_timestep 200".encode())
         assert holds(found) and found.run in RUNS.values()
+
+
+def test_flux2_dev_of_other_programs_is_a_run_of_its_family() -> None:
+    dev = {"pretrained_model_name_or_path": "black-forest-labs/FLUX.2-dev"}
+    for found in (
+        one("FLUX_2", base_model_name="black-forest-labs/FLUX.2-dev"),
+        simple("flux2", model_flavour="dev", **dev),
+        musubi("flux_2", dit="flux2-dev.safetensors"),
+        job("flux2"),
+    ):
+        assert found.run is RUNS["flux2_dev", "network"]
