@@ -333,7 +333,9 @@ def test_a_refusal_is_gone_when_something_else_is_chosen(place: Any, visit: Call
         row.select_option(label="Another file …")
         page.get_by_label("Path of LoRA file 1").fill(str(tmp_path / "cut.safetensors"))
         page.locator("#kl-inf-go").click()
-        expect(error).to_contain_text("cut.safetensors is not a safetensors file", timeout=PATIENCE)
+        # The words of the refusal before this one stand hidden on the page.
+        expect(error).to_be_visible(timeout=PATIENCE)
+        expect(error).to_contain_text("cut.safetensors is not a safetensors file")
 
     be_refused()
     row.select_option(good)
@@ -346,6 +348,30 @@ def test_a_refusal_is_gone_when_something_else_is_chosen(place: Any, visit: Call
     page.locator("#kl-inf-with").select_option(label="Toy of SDXL")
     expect(page.locator("#kl-inf-about")).to_contain_text("SDXL")
     expect(error).to_be_hidden()
+    expect(page.locator("#kl-inf-wrong")).to_be_hidden()
+
+
+def test_a_refusal_that_comes_after_another_choice_is_told_beside_the_result(place: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "cut.safetensors").write_bytes(b"no header")
+    page = visit(place.url).page
+    open_tab(page)
+    give(page, "make the circle red", 1)
+    held: list[Any] = []
+    page.route("**/kl/predict/start?*", lambda route: held.append(route))
+    page.get_by_label("LoRA file 1", exact=True).select_option(label="Another file …")
+    page.get_by_label("Path of LoRA file 1").fill(str(tmp_path / "cut.safetensors"))
+    page.locator("#kl-inf-go").click()
+    until(lambda: page.evaluate("1") and held)
+    page.locator("#kl-inf-with").select_option(label="Toy of SDXL")
+    expect(page.locator("#kl-inf-about")).to_contain_text("SDXL")
+    held[0].continue_()
+    expect(page.locator("#kl-inf-wrong")).to_contain_text("cut.safetensors is not a safetensors file", timeout=PATIENCE)
+    expect(page.locator("#kl-inf-lora-error")).to_be_hidden()
+    # The next order is not that one.
+    page.locator("#kl-inf-prompt").fill("a red circle in the center")
+    page.unroute("**/kl/predict/start?*")
+    page.locator("#kl-inf-go").click()
+    done(page)
     expect(page.locator("#kl-inf-wrong")).to_be_hidden()
 
 

@@ -348,7 +348,9 @@ def test_a_killed_launcher_leaves_no_rank(launcher: str, tmp_path: Path) -> None
     # The runner, which writes down the end, lives a moment longer.
     assert state == "running" or set(alive(job)) <= {job.pid}, "its ranks are being ended"
     until(lambda: not alive(job))
-    assert studio.find(job.name).state == "died" and studio.find(job.name).returncode == -9
+    # A process that is ending has given up its environment, by which `alive` knows it, before it is gone.
+    done = ended(studio, job)
+    assert (done.state, done.returncode) == ("died", -9)
     studio.close()
 
 

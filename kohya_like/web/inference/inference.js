@@ -46,7 +46,7 @@ export function inference({ root }) {
   const fields = new Map(); // option -> field
   let known = null; // what the studio says
   let reading = false; // what it is that was chosen to draw with
-  let job = null; // {id, previews, state} of the order that is shown
+  let job = null; // {id, about, previews, stopping} of the order that is shown
 
   // ---- what stands on the page
 
@@ -505,10 +505,11 @@ export function inference({ root }) {
       return;
     }
     side.disabled = true;
+    const before = about();
     try {
       const order = { ...ordered(), columns, ...comparing.texts(fields.get("prompt").read()) };
       const answer = await post(`/kl/compare/start?${me}`, order);
-      blameFields(fields, wrong, answer.problems || []);
+      refused(answer.problems || [], before);
       if (answer.name) {
         views.radios.get("compare").click();
         await grids.open(answer.name);
@@ -526,6 +527,13 @@ export function inference({ root }) {
 
   // ---- an order
 
+  const about = () => JSON.stringify([draft.with, draft.family, draft.loras, draft.images]);
+
+  // An order is refused at its fields. Where the form has become about something else since, they are no more what was refused.
+  function refused(problems, before) {
+    blameFields(fields, wrong, before === about() ? problems : problems.map(({ message }) => ({ option: "", message })));
+  }
+
   // What the form says of every image.
   function ordered() {
     const texts = Object.fromEntries([...fields].filter(([name, field]) => field.read && !comparing.fields.has(name)).map(([name, field]) => [name, field.read()]));
@@ -537,13 +545,14 @@ export function inference({ root }) {
   async function start(variants) {
     if (job) return;
     const order = { ...ordered(), loras: draft.loras.map(({ name, weight }) => ({ name, weight })), variants: variants || [] };
+    const before = about();
     go.disabled = side.disabled = true;
     lines.hidden = true;
     try {
       const answer = await post(`/kl/predict/start?${me}`, order);
-      blameFields(fields, wrong, answer.problems || []);
+      refused(answer.problems || [], before);
       if (answer.job) {
-        shown(answer.job);
+        shown(answer.job, before);
         poll();
       }
     } catch (error) {
@@ -553,8 +562,8 @@ export function inference({ root }) {
     }
   }
 
-  function shown(id) {
-    job = { id, previews: 0, stopping: false };
+  function shown(id, before = about()) {
+    job = { id, about: before, previews: 0, stopping: false };
     go.disabled = side.disabled = true;
     cancel.hidden = false;
     cancel.disabled = false;
@@ -592,6 +601,7 @@ export function inference({ root }) {
   }
 
   async function over(answer) {
+    const before = job.about;
     job = null;
     allow();
     cancel.hidden = true;
@@ -610,12 +620,12 @@ export function inference({ root }) {
     }
     listen();
     say(status, { done: t`Done.`, cancelled: t`Cancelled.`, failed: t`Failed.` }[answer.state]);
-    if (answer.state === "failed") blame(answer);
+    if (answer.state === "failed") blame(answer, before);
     else blameFields(fields, wrong, []);
   }
 
-  function blame(answer) {
-    if (answer.problems.length) blameFields(fields, wrong, answer.problems);
+  function blame(answer, before) {
+    if (answer.problems.length) refused(answer.problems, before);
     else tell(translated(answer.text), [translated(answer.advice)]);
     lines.hidden = !answer.lines.length;
     lines.querySelector("pre").textContent = answer.lines.join("\n");
