@@ -9,7 +9,7 @@ import difflib
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,12 @@ def _found(jobs: Sequence[Job], names: Sequence[str]) -> list[Job]:
 
 def _line(job: Job) -> dict[str, Any]:
     said, brief = desk.read(job.path), job.summary
-    return {"name": job.name, "state": job.state, "step": brief.step, "steps": brief.steps, "loss": brief.loss, **said.row()}
+    steps = {"step": brief.step, "steps": brief.steps, "stop_step": desk.stop_step(job)}
+    return {"name": job.name, "state": job.state, **steps, "loss": brief.loss, **said.row()}
+
+
+def _steps(row: Mapping[str, Any]) -> str:
+    return f"{row['step']}/{row['steps']}" + (f", stops after {row['stop_step']}" if row["stop_step"] else "")
 
 
 def _told(value: Any) -> str:
@@ -88,10 +93,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def _listed(jobs: Sequence[Job]) -> tuple[Any, str]:
     rows = [_line(job) for job in jobs]
-    lines = [
-        [row["name"], row["state"], f"{row['step']}/{row['steps']}", row["loss"], "*" * row["starred"], row["label"], row["tags"]]
-        for row in rows
-    ]
+    lines = [[row["name"], row["state"], _steps(row), row["loss"], "*" * row["starred"], row["label"], row["tags"]] for row in rows]
     return rows, _table(["run", "state", "steps", "loss", "", "name", "tags"], lines) if rows else "There are no runs.\n"
 
 
@@ -104,7 +106,7 @@ def _shown(jobs: Sequence[Job]) -> tuple[Any, str]:
         rows.append({**_line(job), **both, **figures, "folder": str(job.path), "bytes": bytes_of(job.path)})
     texts = []
     for row in rows:
-        lines = row | {"steps": f"{row['step']}/{row['steps']}", "step": None, "bytes": None, "size": f"{row['bytes'] / 2**20:.1f} MiB"}
+        lines = row | {"steps": _steps(row), "step": None, "stop_step": None, "bytes": None, "size": f"{row['bytes'] / 2**20:.1f} MiB"}
         known = {name: value for name, value in lines.items() if value is not None and value is not False and value not in ("", ())}
         texts.append("".join(f"{name}: {_told(value)}\n" for name, value in known.items()))
     return rows, "\n".join(texts)
@@ -125,7 +127,7 @@ def _queue(jobs: Sequence[Job]) -> tuple[Any, str]:
     """Those at work first, then those that wait, the next one first."""
     order = [job for job in jobs if job.state == "running"] + queue_of(jobs)
     rows = [{**_line(job), "waits for": _waits_for(job.waiting)} for job in order]
-    lines = [[row["name"], row["state"], f"{row['step']}/{row['steps']}", row["label"], row["waits for"]] for row in rows]
+    lines = [[row["name"], row["state"], _steps(row), row["label"], row["waits for"]] for row in rows]
     return rows, _table(["run", "state", "steps", "name", "waits for"], lines) if rows else "No run is at work, and none waits.\n"
 
 

@@ -170,6 +170,12 @@ MAX_PROMPTS = 20_000
 WISHES = {"save": Asked.SAVE, "sample": Asked.SAMPLES, "pause": Asked.PAUSE}
 
 
+def stop_step(job: Job) -> int | None:
+    """The step before its last one after which a run at work shall end; None where it trains to the end."""
+    stop = job.run.orders.stop_step() if job.state == "running" else None
+    return stop if stop and stop < (job.summary.steps or stop + 1) else None
+
+
 def asked(job: Job) -> dict[str, Any]:
     """What somebody has asked of a run at work and is still to come, and whether it can draw samples at all."""
     if job.state != "running":

@@ -107,8 +107,9 @@ class Live:
             complete = watched.read(job.run.events_file)
             progress = watched.progress
             now = time.time()
+            row = _row(job)
             answer = {
-                **_row(job),
+                **row,
                 "complete": complete,
                 "phase": progress.phase if job.state == "running" else job.state,
                 "phase_seconds": round(now - progress.phase_since, 1) if progress.phase_since else None,
@@ -116,9 +117,9 @@ class Live:
                 "steps": progress.steps,
                 "loss": progress.loss,
                 "epochs": (progress.started.epochs if progress.started else None) or None,
-                "fraction": progress.fraction(),
+                "fraction": progress.fraction(row["stop_step"]),
                 "cached": {what: list(pair) for what, pair in progress.cached.items()},
-                "eta_seconds": progress.eta_seconds(now) if job.state == "running" else None,
+                "eta_seconds": progress.eta_seconds(now, row["stop_step"]) if job.state == "running" else None,
                 "seconds_per_step": progress.seconds_per_step,
                 "session": asdict(progress.sessions.present),
                 "total": asdict(progress.sessions.total),
@@ -532,6 +533,7 @@ def _row(job: Job) -> dict[str, Any]:
         "stopping": job.stopping,
         "step": brief.step,
         "steps": brief.steps,
+        "stop_step": desk.stop_step(job),
         "loss": brief.loss,
         "started": brief.started_at or None,
         "last_time": brief.last_time or None,

@@ -284,21 +284,25 @@ class Progress:
         told = self.last_step.seconds_per_step if self.last_step else None
         return told if told is not None else statistics.median(self.seconds) if self.seconds else None
 
-    def eta_seconds(self, now: float) -> float | None:
-        """Seconds until the end, counted down since the last log line; None when the log cannot say."""
+    def eta_seconds(self, now: float, stop: int | None = None) -> float | None:
+        """Seconds until the end, counted down since the last log line; None when the log cannot say. stop: see `desk.stop_step`."""
         if self.farewell is not None:
             return None
         eta, since = (self.last_step.eta_seconds, self.last_step.time) if self.last_step else (None, 0.0)
         if eta is None and self.seconds_per_step is not None and self.steps:
             eta = (self.steps - self.step) * self.seconds_per_step
+        if eta is not None and stop is not None and self.step < self.steps:
+            # Pauses that are still to come are in it too.
+            eta *= max(0, stop - self.step) / (self.steps - self.step)
         return None if eta is None else max(0.0, eta - max(0.0, now - (since or now)))
 
-    def fraction(self) -> float | None:
-        """How much of the present phase is done, 0 to 1; None where nobody knows."""
+    def fraction(self, stop: int | None = None) -> float | None:
+        """How much of the present phase is done, 0 to 1; None where nobody knows. stop: see `desk.stop_step`."""
         if self.phase == "cache" and self.cached:
             done, total = (sum(column) for column in zip(*self.cached.values(), strict=True))
             return min(1.0, done / total) if total else None
-        return min(1.0, self.step / self.steps) if self.steps else None
+        steps = stop or self.steps
+        return min(1.0, self.step / steps) if steps else None
 
 
 def sections(event: StepDone) -> tuple[float, ...]:

@@ -92,8 +92,12 @@ def test_a_run_at_work_is_asked_to_save_wait_and_end_at_a_step(
         step.fill(str(last))
         step.press("Enter")
         until(lambda: orders.stop_step() == last)
+        # A run can be read both on its page and in the list.
+        for place in (".kr-count", ".kr-row-about"):
+            expect(page.locator(f"{RUNS} {place}").first).to_contain_text(f"stops after step {last:,}")
         page.get_by_role("button", name="Train to the end").click()
         until(lambda: orders.stop_step() is None)
+        expect(page.locator(f"{RUNS} .kr-count").first).not_to_contain_text("stops after")
         expect(step).to_have_value("")
         assert [line for line in visited.complaints.found if "409" not in line] == []
         visited.complaints.found.clear()

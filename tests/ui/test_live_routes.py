@@ -14,7 +14,7 @@ from PIL import Image
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from kohya_like import live
+from kohya_like import cli, live
 from kohya_like.live import inside
 from kohya_like.supervisor import JobSupervisor
 from sd_scripts.families import RUNS
@@ -287,6 +287,25 @@ def test_the_history_comes_once_and_then_only_what_is_new(client: TestClient, wo
     # A second tab, or the same one after a reload, gets all of it.
     assert len(machine(client, working)["history"]) >= 2
     assert client.get(f"/kl/run/{working.name}/machine", params={"since": "now"}).status_code == 400
+
+
+def test_a_run_that_shall_stop_at_a_step_says_so_and_counts_to_it(
+    client: TestClient, working: RunDirectory, tmp_path: Path, capsys: Any
+) -> None:
+    def told() -> tuple[dict[str, Any], dict[str, Any], str]:
+        (row,) = client.get("/kl/runs").json()["runs"]
+        assert cli.main(["runs", "list", "--output_dir", str(tmp_path)]) == 0
+        return row, poll(client, working), capsys.readouterr().out
+
+    steps = told()[1]["steps"]
+    working.orders.stop_after(steps - 1)
+    row, answer, line = told()
+    assert row["stop_step"] == answer["stop_step"] == steps - 1 and f"/{steps}, stops after {steps - 1}" in line
+    assert answer["fraction"] == answer["step"] / (steps - 1), "the bar counts to it too"
+    for over in (None, steps):
+        working.orders.stop_after(over)
+        row, answer, line = told()
+        assert row["stop_step"] is None and answer["fraction"] == answer["step"] / steps and "stops" not in line
 
 
 def test_without_a_gpu_there_is_the_reason_and_what_the_processes_use(client: TestClient, working: RunDirectory, cards: FakeNvml) -> None:

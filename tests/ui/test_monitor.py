@@ -171,6 +171,18 @@ def test_the_eta_counts_down_between_log_lines_and_is_made_from_the_median_where
     assert progress.eta_seconds(112.0) == pytest.approx(6.0) and progress.eta_seconds(900.0) == 0.0
 
 
+def test_the_eta_and_the_bar_count_to_the_step_after_which_somebody_has_asked_it_to_stop() -> None:
+    progress = Progress()
+    progress.fold([{"kind": "started", "steps": 100}, *steps(1, 11)])
+    assert progress.eta_seconds(110.0, 40) == pytest.approx(15.0) and progress.fraction(40) == pytest.approx(0.25)
+    # What the trainer tells has the pauses that are still to come in it; they come evenly.
+    progress.fold(steps(11, 21, eta_seconds=160.0))
+    assert progress.eta_seconds(120.0, 40) == pytest.approx(40.0) and progress.fraction(40) == pytest.approx(0.5)
+    assert progress.eta_seconds(120.0, 20) == 0.0 and progress.fraction(20) == 1.0
+    progress.fold([{"kind": "phase", "name": "cache"}, {"kind": "cached", "what": "latents", "done": 3, "total": 12}])
+    assert progress.fraction(40) == 0.25, "of the caches"
+
+
 def test_a_resumed_run_forgets_what_it_will_do_again_and_its_old_farewell() -> None:
     progress = Progress()
     progress.fold(

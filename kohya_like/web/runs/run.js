@@ -73,6 +73,9 @@ function waitWords({ held, not_before: time, after }) {
   return told.length ? t`Starts ${told.join(", ")}` : PHASES.queued;
 }
 
+// Of a run that was asked to end before its last step.
+export const stopWords = (step) => t`stops after step ${step.toLocaleString()}`;
+
 export class RunView {
   // options: compact, use(run, option) for "Use these settings" (and a field to go to), open(run) for another run, missing(why) when it is gone
   constructor(options) {
@@ -338,6 +341,7 @@ export class RunView {
     }
     if (answer.stopping) phase = answer.ends_in_seconds ? t`Stopping: ends by force in ${duration(answer.ends_in_seconds)} at the latest` : t`Stopping`;
     if (steps) parts.push(steps);
+    if (answer.stop_step) parts.push(stopWords(answer.stop_step));
     if (answer.eta_seconds !== null && answer.step) parts.push(t`${duration(answer.eta_seconds)} left`);
     say(this.phase, phase);
     say(this.count, parts.join(" · "));
