@@ -20,7 +20,6 @@ from sd_scripts.schema.files import given_path
 
 from . import desk, sweep_cli
 from .comparing import differences, reached
-from .queueing import Waiting
 from .supervisor import Job, JobSupervisor, queue_of
 
 _NUMBER = re.compile(r"^\d{8}-\d{6}(_\d+)?-")
@@ -125,18 +124,21 @@ def _compared(jobs: Sequence[Job]) -> tuple[Any, str]:
 
 def _queue(jobs: Sequence[Job]) -> tuple[Any, str]:
     """Those at work first, then those that wait, the next one first."""
+    places = desk.places(jobs)
     order = [job for job in jobs if job.state == "running"] + queue_of(jobs)
-    rows = [{**_line(job), "waits for": _waits_for(job.waiting)} for job in order]
+    rows = [{**_line(job), "waits for": _waits_for(places.get(job.name))} for job in order]
     lines = [[row["name"], row["state"], _steps(row), row["label"], row["waits for"]] for row in rows]
     return rows, _table(["run", "state", "steps", "name", "waits for"], lines) if rows else "No run is at work, and none waits.\n"
 
 
-def _waits_for(waiting: Waiting) -> str:
+def _waits_for(queued: Mapping[str, Any] | None) -> str:
     """Besides a device."""
-    told = ["to be released"] if waiting.held else []
-    if waiting.not_before:
-        told.append(datetime.fromtimestamp(waiting.not_before).astimezone().strftime("%Y-%m-%d %H:%M"))
-    return ", ".join([*told, *([waiting.after] if waiting.after else [])])
+    if queued is None:
+        return ""
+    told = ["to be released"] if queued["held"] else []
+    if queued["not_before"]:
+        told.append(datetime.fromtimestamp(queued["not_before"]).astimezone().strftime("%Y-%m-%d %H:%M"))
+    return ", ".join([*told, *([queued["after"]] if queued["after"] else [])])
 
 
 def _remove(supervisor: JobSupervisor, jobs: Sequence[Job], is_sure: bool) -> tuple[Any, str]:

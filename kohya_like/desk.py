@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -255,15 +255,26 @@ def ask(job: Job, what: str, step: object = None, text: object = None) -> dict[s
     return asked(job)
 
 
+def places(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
+    """Of each queued one of all runs: its place among those that wait, and what it still waits for besides a device."""
+    queue = queue_of(jobs)
+    under_way = {job.name for job in jobs if job.state not in ENDED}
+
+    def told(job: Job, place: int) -> dict[str, Any]:
+        after = job.waiting.after if job.waiting.after in under_way else ""
+        return {**asdict(job.waiting), "after": after, "place": place, "of": len(queue)}
+
+    return {job.name: told(job, place) for place, job in enumerate(queue)}
+
+
 def queue(supervisor: JobSupervisor, job: Job) -> dict[str, Any]:
-    """Of a queued run: its place among those that wait, what it waits for, and the runs that it could wait for."""
+    """Of a queued run: its place, and the runs that it could wait for."""
     if job.state != "queued":
         return {}
     jobs = supervisor.seen()
-    names = [each.name for each in queue_of(jobs)]
     others = [{"name": each.name, "label": read(each.path).label} for each in jobs if each.state not in ENDED and each.name != job.name]
-    place = names.index(job.name) if job.name in names else 0
-    return {**asdict(job.waiting), "place": place, "of": max(1, len(names)), "others": others}
+    here = places(jobs).get(job.name)
+    return {} if here is None else {**here, "others": others}
 
 
 def routes(supervisor: JobSupervisor) -> list[Route]:

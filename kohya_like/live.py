@@ -94,7 +94,9 @@ class Live:
 
     def runs(self) -> list[dict[str, Any]]:
         """One row for each run on disk, newest first."""
-        return [_row(job) for job in self.supervisor.jobs()]
+        jobs = self.supervisor.jobs()
+        places = desk.places(jobs)
+        return [{**_row(job), "queue": places.get(job.name)} for job in jobs]
 
     def run(self, job: Job, generation: str, points: int, console_offset: int, version: str) -> dict[str, Any]:
         """What changed in a run since the page last asked.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kohya_like import cli, desk
+from kohya_like import cli, desk, queueing
 from sd_scripts.runs.events import RunStarted, StepDone, Validated
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.runs.trash import Trash
@@ -37,6 +37,10 @@ def test_runs_are_listed_shown_compared_and_removed(tmp_path: Path, capsys: Any,
     rows = {row["label"] or row["name"]: row for row in said("list")}
     assert len(rows) == 4 and rows["The second"]["starred"] and rows["The second"]["loss"] == 0.5
     assert [row["name"].split("-")[-1] for row in said("queue")] == ["sooner", "later"], "and looking starts nothing"
+    later, sooner = (next(tmp_path.glob(f"*-{name}")) for name in ("later", "sooner"))
+    queueing.write(later, queueing.Waiting(after=sooner.name))
+    queueing.write(sooner, queueing.Waiting(after=one.name))
+    assert [row["waits for"] for row in said("queue")] == ["", sooner.name], "one of them has ended"
     (shown,) = said("show", "two")
     assert [shown[name] for name in ("step", "steps", "trained seconds", "peak GiB", "lowest held-out loss")] == [3, 40, 6.0, 3.5, 0.25]
     compared = said("compare", "one", two.name)

@@ -47,14 +47,21 @@ def test_a_run_that_waits_is_moved_held_and_planned(
     (one,) = (job.name for job in supervisor.seen() if job.name.endswith("-one"))
     opened(page, "two")
     queue, phase = page.locator(QUEUE), page.locator("#kl-runs .kr-phase")
+    # The list says it without a click.
+    rows = {name: page.locator("#kl-runs .kr-row", has_text=name).locator(".kr-row-about") for name in ("busy", "one", "two")}
+    expect(rows["one"]).to_contain_text("Number 1 in the queue\nWaits for a free device")
+    expect(rows["two"]).to_contain_text("Number 2 in the queue\nWaits for a free device")
+    expect(rows["busy"]).not_to_contain_text("queue")
     expect(queue).to_contain_text("2 of 2 that wait")
     expect(page.get_by_role("button", name="Later")).to_be_disabled()
     page.get_by_role("button", name="Earlier").press("Enter")
     expect(queue).to_contain_text("1 of 2 that wait")
     assert queueing.read(two).place == 0
-    page.get_by_role("button", name="Hold").press("Enter")
+    page.get_by_role("button", name="Hold", exact=True).press("Enter")
     expect(phase).to_have_text("Held until it is released")
-    page.get_by_role("button", name="Release").press("Enter")
+    expect(rows["two"]).to_contain_text("Number 1 in the queue\nHeld until it is released")
+    expect(rows["one"]).to_contain_text("Number 2 in the queue")
+    page.get_by_role("button", name="Release", exact=True).press("Enter")
     expect(phase).to_have_text("Waits for a free device")
     page.get_by_label("Start after").select_option(one)
     expect(phase).to_have_text("Starts after one")
@@ -64,6 +71,7 @@ def test_a_run_that_waits_is_moved_held_and_planned(
     until(lambda: queueing.read(two).not_before == tomorrow.timestamp())
     expect(page.locator("#kl-runs .kr-status").first).to_contain_text("It starts then")
     expect(phase).to_contain_text("Starts after one, at")
+    expect(rows["two"]).to_contain_text("Starts after one, at")
     looked(visited, "queue")
     page.get_by_label("Start at").fill("2020-01-01T00:00")
     with page.expect_response(lambda answer: answer.status == 409):

@@ -67,7 +67,8 @@ function noted(note) {
 
 const mending = ({ shown, text }) => [...(shown.length ? [shown.map(([label, before, after]) => `${translated(label)}: ${shownText(before)} → ${shownText(after)}`).join("; ")] : []), translated(text)].join(". ");
 
-function waitWords({ held, not_before: time, after }) {
+// Of a run that waits, as desk.places tells it.
+export function waitWords({ held, not_before: time, after }) {
   if (held) return t`Held until it is released`;
   const told = [after && t`after ${title(after)}`, 1000 * time > Date.now() && t`at ${moment(1000 * time)}`].filter(Boolean);
   return told.length ? t`Starts ${told.join(", ")}` : PHASES.queued;
@@ -333,7 +334,7 @@ export class RunView {
     const steps = answer.steps ? t`${answer.step.toLocaleString()} of ${answer.steps.toLocaleString()} steps` : answer.step ? t`${answer.step} steps` : "";
     const parts = [];
     let phase = PHASES[answer.phase] || answer.phase || t`Starting`;
-    if (answer.state === "queued") phase = waitWords(answer.queue);
+    if (answer.state === "queued") phase = waitWords(answer.queue || {});
     if (answer.phase === "sample" && this.evaluates) phase = t`Evaluating`;
     if (answer.phase === "cache") {
       const cached = Object.entries(answer.cached).map(([what, [done, total]]) => what === "text" ? t`captions ${done} of ${total}` : t`images ${done} of ${total}`);

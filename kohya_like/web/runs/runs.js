@@ -10,7 +10,7 @@ import { figure } from "../common/words.js";
 import { goTo } from "../train/form.js";
 import { openSettings } from "../train/opening.js";
 import { foresee } from "../train/starting.js";
-import { date, RunView, stateWords, stopWords, title } from "./run.js";
+import { date, RunView, stateWords, stopWords, title, waitWords } from "./run.js";
 
 const ORDERS = {
   newest: [t`Newest first`, () => 0],
@@ -142,11 +142,12 @@ export function runs({ element, root }) {
     draw();
   }
 
-  function row({ name, label, notes, starred, tags, step, steps, stop_step: stop, loss, started, state, stopping }) {
+  function row({ name, label, notes, starred, tags, step, steps, stop_step: stop, loss, started, state, stopping, queue }) {
     const about = [name, label, notes, starred ? t`starred ★` : "", ...tags];
     const told = stateWords(state, stopping);
     const counts = [steps ? `${step.toLocaleString()}\u00a0/\u00a0${steps.toLocaleString()}` : "", stop ? stopWords(stop) : "", loss === null ? "" : t`loss\u00a0${figure(loss, 3)}`].filter(Boolean).join(" · ");
-    const inside = html`<span class="kr-row-text"><span class="kr-row-name">${nameOf({ label, name })}${starred ? html` <span role="img" aria-label=${t`starred`}>★</span>` : ""}</span><span class="kr-row-about">${[date(name, started), counts, tags.join(", ")].filter(Boolean).join("\n")}</span></span>
+    const waits = queue ? [t`Number ${queue.place + 1} in the queue`, waitWords(queue)] : [];
+    const inside = html`<span class="kr-row-text"><span class="kr-row-name">${nameOf({ label, name })}${starred ? html` <span role="img" aria-label=${t`starred`}>★</span>` : ""}</span><span class="kr-row-about">${[date(name, started), ...waits, counts, tags.join(", ")].filter(Boolean).join("\n")}</span></span>
         <span class="kr-badge" data-state=${state}>${told}</span>`;
     return html`<li key=${name} hidden=${!words.every((word) => `${about.join(" ")} ${told}`.toLowerCase().includes(word))}>
       ${compared
