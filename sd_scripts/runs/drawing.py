@@ -231,7 +231,7 @@ def of_model(text: str, family: str | None, option: str) -> Material:
     if not path.is_file():
         if is_hub_id(text):
             return Material(family, {BASE: text})
-        raise OptionError(Problem(option, not_there(option, text)))
+        raise OptionError(Problem(option, not_there(option, text, family is None or has_toy(family))))
     if path.suffix.lower() != ".safetensors":
         # What it may be, or why it is not opened, says who loads it.
         return Material(family, {BASE: str(path)})

@@ -125,7 +125,7 @@ def _check_models(options: RunOptions) -> None:
             elif name in PLAIN_FILES:
                 problems.append(Problem(name, f"{name}: there is no file {value}"))
             elif not is_hub_id(value):
-                problems.append(Problem(name, not_there(name, value)))
+                problems.append(Problem(name, not_there(name, value, "toy" in field.show.suggestions)))
     if problems:
         raise OptionError(problems)
 

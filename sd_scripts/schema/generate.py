@@ -9,7 +9,7 @@ from pydantic import Field, create_model, model_validator
 from sd_scripts.families import FACTS, RUNS
 
 from .errors import OptionError, Problem
-from .fields import NotNegative, Positive, Section, Show, raise_all
+from .fields import NotNegative, Positive, Section, Show, raise_all, show_of
 from .model import MAX_CONTROLS, ModelOptions
 from .predict import AskSection, PredictOptions
 from .samples import SampleOptions, samplers_of
@@ -145,8 +145,11 @@ def _model_options(family: str) -> type[ModelOptions]:
     a saved model does not bring itself."""
     model: type[ModelOptions] = _of_runs(family, "model")
     brings_all = not model.model_fields["pretrained_model_name_or_path"].is_required()
-    text = "Base model of LoRA files: a .safetensors file, a diffusers folder, a hub id, or `toy`; draw_with fills it in where it can."
-    base = Annotated[str, Show(basic=True, kind="file", suggestions=("toy",))]
+    toys = show_of(model.model_fields["pretrained_model_name_or_path"]).suggestions
+    text = "Base model of LoRA files: a .safetensors file, a diffusers folder or a hub id; draw_with fills it in where it can."
+    if toys:
+        text = "Base model of LoRA files: a .safetensors file, a diffusers folder, a hub id, or `toy`; draw_with fills it in where it can."
+    base = Annotated[str, Show(basic=True, kind="file", suggestions=toys)]
     fields: dict[str, Any] = {"pretrained_model_name_or_path": (base, Field("", description=text))}
     # Made by a name, because the type checker cannot follow what is made from a variable.
     make: Any = create_model

@@ -190,9 +190,11 @@ def only_on_hub(value: str) -> bool:
     return is_hub_id(value) and not Path(value).expanduser().exists()
 
 
-def not_there(option: str, value: str) -> str:
-    """A sentence for a model that is neither on this disk nor named as on the hub."""
-    return f"{option}: there is no file or folder {value}. Give a .safetensors file, a diffusers folder, a hub id (owner/name) or toy"
+def not_there(option: str, value: str, has_toy: bool) -> str:
+    """A sentence for a model that is neither on this disk nor named as on the hub. has_toy: there is a built-in one."""
+    if has_toy:
+        return f"{option}: there is no file or folder {value}. Give a .safetensors file, a diffusers folder, a hub id (owner/name) or toy"
+    return f"{option}: there is no file or folder {value}. Give a .safetensors file, a diffusers folder or a hub id (owner/name)"
 
 
 def level_problems(base_channels: int, multipliers: Sequence[int], attention_levels: Sequence[int], head_dim: int) -> list[str]:

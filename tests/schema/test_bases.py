@@ -2,8 +2,13 @@
 
 import pytest
 
-from sd_scripts.families import FACTS, RUNS, bases
+from sd_scripts.families import FACTS, NAMES, RUNS, bases
+from sd_scripts.runs.drawing import has_toy
+from sd_scripts.runs.early_checks import check_settings
+from sd_scripts.runs.model_files import BASE
 from sd_scripts.schema import flat
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.generate import FAMILIES, generate_options
 
 KLEIN = "black-forest-labs/FLUX.2-klein-"
 NAMED = [
@@ -35,6 +40,21 @@ def test_licence_and_few_steps_are_known_by_the_name(family: str, name: str, lic
     said = bases.about(family, name)
     assert bases.licence(family, name) == f"Licence: {base.licence}."
     assert base.licence in said and ("few steps" in said) == (undistilled is not None)
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_toy_is_named_where_there_is_a_built_in_model_and_nowhere_else(family: str) -> None:
+    kinds = [run for (name, _method), run in RUNS.items() if name == family and FACTS[family].bases]
+    for options in [*kinds, *([generate_options(family)] if family in FAMILIES else [])]:
+        field = flat.fields(options)[BASE]
+        assert ("toy" in field.help, "toy" in field.show.suggestions) == (has_toy(family), has_toy(family)), options
+    for run in kinds:
+        with pytest.raises(OptionError) as missing:
+            flat.build(run, {"train_data_dir": "toy:star"})
+        with pytest.raises(OptionError) as wrong:
+            check_settings(flat.build(run, {"train_data_dir": "toy:star", BASE: "no/file.safetensors"}))
+        for refused in (missing, wrong):
+            assert BASE in str(refused.value) and ("toy" in str(refused.value)) == has_toy(family)
 
 
 def test_every_family_with_published_models_says_something_of_any_name() -> None:

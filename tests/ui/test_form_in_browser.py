@@ -50,6 +50,16 @@ def paste(page: Page, control: Locator, text: str) -> None:
     page.keyboard.press("Control+v")
 
 
+def test_the_built_in_model_goes_along_where_there_is_one(studio: Any, visit: Callable[..., Any]) -> None:
+    page = visit(studio.url).page
+    base = page.locator("#kl-pretrained_model_name_or_path")
+    base.fill("toy")
+    for family, told in (("flux", "toy"), ("kontext", ""), ("sdxl", "toy")):
+        page.locator(f"#kl-family-{family}").check()
+        expect(page.locator(f"#kl-family-{family}")).to_be_checked()
+        expect(base).to_have_value(told)
+
+
 def test_what_is_typed_and_what_is_pasted_reaches_the_toml_without_leaving_the_field(studio: Any, visit: Callable[..., Any]) -> None:
     page = visit(studio.url).page
     for name, text in (("pretrained_model_name_or_path", "toy"), ("train_data_dir", "toy:star"), ("learning_rate", "3e-5")):

@@ -131,8 +131,9 @@ export function carry(from, to) {
   }
   for (const spec of fieldsOf(to)) {
     const text = shared[kindOf(spec)];
-    // Each family has base models of its own; only the built-in one is there for all.
-    const keepsOwn = spec.ofFamily && familyOf(from) !== familyOf(to) && (text !== "toy" || !same(spec, drafts[to][spec.name], spec.default));
+    // Each family has base models of its own; the built-in one goes along where there is one.
+    const isToy = text === "toy" && spec.suggestions?.includes(text) && same(spec, drafts[to][spec.name], spec.default);
+    const keepsOwn = spec.ofFamily && familyOf(from) !== familyOf(to) && !isToy;
     if (text !== undefined && !keepsOwn) drafts[to][spec.name] = text === null ? spec.default : text;
   }
 }

@@ -20,6 +20,8 @@ class Flux2DevModelOptions(Flux2ModelOptions):
 
     own_controls: ClassVar[Controls] = Controls(0, MAX_CONTROLS, FACTS.label)
 
+    pretrained_model_name_or_path: Annotated[str, Show(basic=True, kind="file")]
+    """Base model: a .safetensors file, a diffusers folder or a hub id."""
     text_encoder: Annotated[str | None, Show(kind="file")] = None
     """The text encoder Mistral Small 3: a .safetensors file, a folder (with its tokenizer) or a hub id; None takes the one that comes with
     the base model. Of its layers three quarters are read."""

@@ -24,6 +24,8 @@ class QwenImage21ModelOptions(ReferenceModelOptions, LanguageModelOptions, FewSt
     model_type: ClassVar[str] = "qwen_image_21"
     own_controls: ClassVar[Controls] = Controls(0, MAX_CONTROLS, FACTS.label)
 
+    pretrained_model_name_or_path: Annotated[str, Show(basic=True, kind="file")]
+    """Base model: a .safetensors file, a diffusers folder or a hub id."""
     vae: Annotated[str | None, Show(kind="file")] = None
     """The VAE (Qwen-Image-2.1's, of 64 channels): a .safetensors file, a diffusers folder or a hub id; None takes the one that comes with
     the base model."""

@@ -59,7 +59,7 @@ def find(
         return Source(path, path.name)
     if is_hub_id(value):
         return Source(_fetched(option, value, revision, variant, folders), value)
-    raise OptionError(not_there(option, value))
+    raise OptionError(not_there(option, value, toy_of(family).is_dir()))
 
 
 def _fetched(option: str, hub_id: str, revision: str | None, variant: str | None, folders: Sequence[str]) -> Path:
