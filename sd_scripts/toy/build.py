@@ -258,7 +258,8 @@ def _get_vae(plan: BuildPlan) -> tuple[Vae, dict[str, object]]:
     own: Any = qwen_vae if plan.family in QWEN_VAE else autoencoder
     settings = own.QwenVaeSettings() if plan.family in QWEN_VAE else own.VaeSettings()
     if plan.num_vae_steps is not None:
-        settings = replace(settings, num_steps=plan.num_vae_steps)
+        decoder_steps = min(settings.num_decoder_steps, plan.num_vae_steps)
+        settings = replace(settings, num_steps=plan.num_vae_steps, num_decoder_steps=decoder_steps)
     vae = own.train_vae(settings, plan.seed)
     cpu_seconds = round(time.process_time() - started)
     return vae, {"seed": plan.seed, "settings": asdict(settings), "cpu_seconds": cpu_seconds}

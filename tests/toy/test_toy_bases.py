@@ -89,6 +89,14 @@ def test_the_vae_keeps_every_shape(folder, sizes):
     assert scores.all >= 0.97, scores
 
 
+def test_the_vae_keeps_the_lightness_of_the_ground(folder, sizes):
+    vae = load_vae(folder / "vae")
+    for index, size in enumerate(sizes):
+        images = [task.source for task in measure.edit_tasks("keep", 8, 9 + index, sizes=(size,))]
+        before, after = (autoencoder.to_pixels(shown)[:, :, :4] * 127.5 for shown in (images, _through(vae, images)[1]))
+        assert (after - before).mean(dim=(1, 2, 3)).abs().mean() <= 2.5, size
+
+
 @pytest.mark.parametrize("folder", WITH_THE_COMMON_VAE, indirect=True)
 def test_latents_of_the_world_have_mean_0_and_deviation_1(folder):
     """Qwen-Image's VAE has the statistics of the edit world; see test_toy_qwen_edit."""

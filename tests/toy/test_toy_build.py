@@ -67,7 +67,7 @@ def test_building_draws_nothing_from_the_global_generator():
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
     sdxl.new_parts(0)
-    autoencoder.train_vae(autoencoder.VaeSettings(num_steps=1, batch_size=2), 0)
+    autoencoder.train_vae(autoencoder.VaeSettings(num_steps=1, batch_size=2, num_decoder_steps=1), 0)
     assert torch.equal(before, torch.random.get_rng_state())
 
 
@@ -84,6 +84,14 @@ def test_folding_the_scale_changes_latents_as_told_and_images_not_at_all():
         torch.testing.assert_close(after.mean, (before.mean - m) / d, atol=1e-9, rtol=1e-9)
         torch.testing.assert_close(after.std, before.std / d, atol=1e-9, rtol=1e-9)
         torch.testing.assert_close(folded.decode(after.mean).sample, plain.decode(before.mean).sample, atol=1e-9, rtol=1e-9)
+
+
+def test_the_second_round_teaches_the_decoder_and_leaves_latents_as_the_stored_encoder_has_them():
+    vae, settings = autoencoder.new_vae(1).eval().requires_grad_(False), autoencoder.VaeSettings(num_decoder_steps=2, decoder_batch_size=2)
+    before = {name: tensor.half().float() for name, tensor in vae.state_dict().items()}
+    autoencoder.teach_decoder(vae, settings, 0)
+    same = {name for name, tensor in vae.state_dict().items() if torch.equal(tensor, before[name])}
+    assert same == {name for name in before if name.startswith(("encoder.", "quant_conv."))}
 
 
 def test_images_go_to_pixels_and_back_unchanged():
