@@ -470,7 +470,8 @@ def make_plan(
     held_out = _held_out(dataset, seed)
     train, reg, warnings = _entries(dataset, set(held_out), seed)
     if not train:
-        told = f"validation_split: all {len(held_out)} images are held out and none is left to train on; set it to 0, or add images"
+        counts = f"held out: {len(held_out)}, cannot be read: {len(dataset.bad)}"
+        told = f"validation_split: no image is left to train on ({counts}); set it to 0, or add images"
         raise OptionError(Problem("validation_split", told))
     plan = Plan(
         dataset,

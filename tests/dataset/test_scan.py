@@ -17,6 +17,7 @@ from PIL import Image
 from sd_scripts.dataset import scan as scanning
 from sd_scripts.dataset import verify as verifying
 from sd_scripts.dataset.config import Subset, Subsets, subsets_of
+from sd_scripts.dataset.plan import make_plan
 from sd_scripts.dataset.progress import Bars
 from sd_scripts.dataset.scan import Dataset, identity_of, read_dataset, scan, verify
 from sd_scripts.schema.dataset import DatasetOptions
@@ -203,6 +204,13 @@ def test_broken_images_are_skipped_with_a_warning_when_asked(tmp_path: Path) -> 
     assert [item.name for item in dataset.images] == ["good.png"]
     assert {Path(item.path).name for item in dataset.bad} == bad
     assert all(any(name in warning for warning in dataset.warnings) for name in bad)
+
+
+def test_a_split_that_holds_out_all_that_can_be_read_is_a_sentence(tmp_path: Path) -> None:
+    make_bad(tmp_path / "data")
+    options = DatasetOptions(train_data_dir=str(tmp_path / "data"), on_bad_image="skip", validation_split=0.5)
+    with pytest.raises(OptionError, match=r"no image is left to train on \(held out: 1, cannot be read: 4\)"):
+        make_plan(read_dataset(options, tmp_path / "cache"), options, seed=0, grid=8)
 
 
 def test_when_nothing_can_be_read_skipping_does_not_help(tmp_path: Path) -> None:
