@@ -187,6 +187,8 @@ _FIRST = (
     Sign(LORA, lambda names: names.has("lora_down", "lora_up", ".lora_A.", ".lora_B.", "hada_w1", "lokr_w", ".oft_", ".dora_scale")),
     Sign("a textual inversion", lambda names: names.starts("emb_params", "clip_g", "clip_l") and len(names.shapes) < 5),
     Sign("a ControlNet", lambda names: names.has(*_CONTROLS, "input_hint_block")),
+    # Of the second and third; their other names are Mistral's and Qwen3's.
+    Sign("a Gemma text encoder", lambda names: names.has("layers.0.pre_feedforward_layernorm.")),
     Sign("a HunyuanVideo transformer", lambda names: names.has("double_blocks.0.img_attn_qkv.")),
 )
 """What may have names of a family's files, too."""

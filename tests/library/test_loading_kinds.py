@@ -48,6 +48,23 @@ FILES: dict[str, tuple[Shapes, str]] = {
         {"model.layers.0.self_attn.q_proj.weight": (1,), "model.layers.0.mlp.gate_proj.weight": (1,)},
         "a Mistral text encoder",
     ),
+    # Gemma 2 has Mistral's names and more norms, Gemma 3 has Qwen3's and those.
+    "gemma 2": (
+        {
+            "model.layers.0.self_attn.q_proj.weight": (1,),
+            "model.layers.0.mlp.gate_proj.weight": (1,),
+            "model.layers.0.pre_feedforward_layernorm.weight": (1,),
+        },
+        "a Gemma text encoder",
+    ),
+    "gemma 3": (
+        {
+            "language_model.model.layers.0.self_attn.q_proj.weight": (1,),
+            "language_model.model.layers.0.self_attn.q_norm.weight": (1,),
+            "language_model.model.layers.0.pre_feedforward_layernorm.weight": (1,),
+        },
+        "a Gemma text encoder",
+    ),
     "chroma": ({"double_blocks.0.img_attn.qkv.weight": (1,), "distilled_guidance_layer.in_proj.weight": (1,)}, "a Chroma transformer"),
     "hunyuan": ({"double_blocks.0.img_attn_qkv.weight": (1,)}, "a HunyuanVideo transformer"),
     "sd3": ({f"{_UNET}joint_blocks.0.x": (1,)}, "an SD3 model"),

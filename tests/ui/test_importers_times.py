@@ -80,6 +80,11 @@ def test_ai_toolkits_steps_count_from_the_noisiest_time_down() -> None:
     assert {row.verdict for row in usual.rows if "denoising" in row.key} == {"not needed"}
 
 
+def pipe(kind: str, model: str) -> Imported:
+    text = f'output_dir = "o"\ndataset = "d"\nepochs = 1\n[model]\ntype = "{kind}"\ndiffusion_model = "{model}"\nflux_shift = true\n'
+    return importers.read("main.toml", (text + '[adapter]\ntype = "lora"\nrank = 8\n[optimizer]\ntype = "adamw"\n').encode())
+
+
 def one(model_type: str, **changes: Any) -> Imported:
     given = {"training_method": "LORA", "model_type": model_type, "base_model_name": "x/y", "resolution": str(SIDE), **changes}
     return importers.read("OneTrainer.json", json.dumps(given).encode())
@@ -159,12 +164,8 @@ def test_bounds_of_times_that_are_squeezed_there_are_said() -> None:
 
 
 def test_diffusion_pipe_shifts_every_family_along_one_line() -> None:
-    def pipe(kind: str) -> Imported:
-        text = f'output_dir = "o"\ndataset = "d"\nepochs = 1\n[model]\ntype = "{kind}"\ndiffusion_model = "klein"\nflux_shift = true\n'
-        return importers.read("main.toml", (text + '[adapter]\ntype = "lora"\nrank = 8\n[optimizer]\ntype = "adamw"\n').encode())
-
     for kind, tokens in (("flux", 4096), ("qwen_image", 4096), ("krea2", 4096), ("z_image", 4096), ("flux2", 1024)):
-        assert_same(pipe(kind), shift(sigmoid(), line(tokens)))
+        assert_same(pipe(kind, "klein"), shift(sigmoid(), line(tokens)))
 
 
 def test_kohyas_scripts_bound_the_times_of_noise_schedules_alone() -> None:
@@ -184,5 +185,7 @@ def test_flux2_dev_of_other_programs_is_a_run_of_its_family() -> None:
         simple("flux2", model_flavour="dev", **dev),
         musubi("flux_2", dit="flux2-dev.safetensors"),
         job("flux2"),
+        pipe("flux2", "flux2-dev.safetensors"),
     ):
         assert found.run is RUNS["flux2_dev", "network"]
+    assert pipe("flux2", "flux-2-klein-base-4b.safetensors").run is RUNS["flux2", "network"], "told by the name of its files"
