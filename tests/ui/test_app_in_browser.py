@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.ui.conftest import hearing
+from tests.ui.runs_on_disk import made, options
 
 pytestmark = pytest.mark.browser
 ALL = [(width, theme) for width in (1400, 390) for theme in ("light", "dark")]
@@ -108,6 +109,27 @@ def test_axe_finds_no_violation_in_any_state_and_nothing_runs_over_the_edge(stud
     open_all(page)
     found += [f"open: {line}" for line in visited.axe(contrast=False) + visited.axe(SECTION, contrast=True) + visited.overflow()]
     assert not found, "\n".join(found)
+
+
+def test_the_button_that_goes_on_looks_the_same_on_every_tab(
+    studios: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    made(tmp_path, options(tmp_path, output_name="stopped"), (100,))
+    visited = visit(studios(output_dir=tmp_path).url)
+    page = visited.page
+    places = {"Train": "#kl-start", "Generate": "#kl-inf-go", "Runs": "#kl-runs .kr-primary:not([hidden])", "Tools": "#kl-tool-run"}
+    for tab, button in places.items():
+        open_tab(tab, button)(page)
+    for _theme in ("light", "dark"):
+        seen = set()
+        for tab, button in places.items():
+            page.get_by_role("tab", name=tab).click()
+            page.mouse.move(0, 0)
+            colours = "node => { const { backgroundColor, color } = getComputedStyle(node); return backgroundColor + ' ' + color; }"
+            seen.add(page.locator(button).first.evaluate(colours))
+            assert visited.axe(button, contrast=True) == []
+        assert len(seen) == 1, seen
+        visited.switch_theme()
 
 
 @pytest.mark.long
