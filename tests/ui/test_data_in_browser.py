@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from sd_scripts.toy import worlds
 from tests.ui.on_screen import Eyes
@@ -88,6 +88,35 @@ def test_captions_are_written_in_place_and_no_page_loses_those_of_another(
     other.get_by_role("button", name="Keep mine").click()
     expect(other.locator("#kl-data-told")).to_contain_text("Saved")
     assert (folder / "0001.txt").read_text() == "theirs"
+
+
+def style(place: Locator, name: str, pseudo: str | None = None) -> str:
+    return str(place.evaluate("(node, [name, pseudo]) => getComputedStyle(node, pseudo)[name]", [name, pseudo]))
+
+
+def test_what_opens_over_the_page_looks_as_the_page_does(studio: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
+    folder = images(tmp_path / "mine", 12)
+    (folder / "0001.txt").unlink()
+    page = visit(studio.url, width=1280, height=720).page
+    opened(page, folder)
+    page.locator(CELLS).nth(1).click()
+    facts = page.locator(".kl-data-panel .kl-note:visible")
+    expect(facts).to_contain_text(["no caption"])
+    page.locator(TEXT).fill("a dog")
+    page.locator(TEXT).press("Control+Enter")
+    expect(page.locator("#kl-data-told")).to_contain_text("Saved")
+    expect(facts).not_to_contain_text(["no caption"])
+    outside = page.get_by_role("button", name="Tags", exact=True)
+    outside.click()
+    inside = page.locator(".kl-dialog .kl-button")
+    for name in ("fontSize", "fontWeight", "paddingLeft"):
+        assert style(inside, name) == style(outside, name), name
+    assert style(page.locator(".kl-dialog .kl-chip").first, "paddingLeft") == "10px"
+    search = page.locator(".kl-dialog input")
+    assert style(search, "color", "::placeholder") != style(search, "color"), "what is not typed looks typed"
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Edit the loss mask").click()
+    expect(page.get_by_role("button", name="Save mask")).to_be_in_viewport(ratio=1)
 
 
 def test_orders_are_seen_before_they_are_done_and_duplicates_are_proposed(studio: Any, visit: Callable[..., Any], tmp_path: Path) -> None:

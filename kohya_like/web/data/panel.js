@@ -138,6 +138,7 @@ export function makePanel(desk, { changed, step, leaveOut, findMask }) {
     read = answer;
     kept = (answer.text ?? "").trim();
     text.value = answer.text ?? "";
+    showFacts();
     text.placeholder = answer.text === null && desk.texts[index] ? t`${desk.texts[index]} (what training reads without a caption file)` : "";
     shown.replaceChildren(make("h3", { text: t`As training shows it` }), ...answer.shown.map((each) => make("p", { text: each || t`(an empty text)` })));
     tell(words);

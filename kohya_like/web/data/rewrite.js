@@ -45,6 +45,6 @@ export function rewrite(desk, indices, after) {
     apply.disabled = answer.count === 0;
     say(status, answer.count ? t`Would change: ${plural(answer.count, "caption", "captions")}${answer.count > answer.rows.length ? t`; the first ${answer.rows.length} are shown` : ""}.` : t`No caption changes.`);
     rows.hidden = !answer.count;
-    rows.replaceChildren(...answer.rows.map((row) => make("div", {}, make("strong", { text: desk.known.items[row.index].name }), make("del", { text: row.before || t`(no caption)` }), make("ins", { text: row.after || "(empty)" }))));
+    rows.replaceChildren(...answer.rows.map((row) => make("div", {}, make("strong", { text: desk.known.items[row.index].name }), make("del", { text: row.before || t`(no caption)` }), make("ins", { text: row.after || t`(an empty text)` }))));
   }
 }
