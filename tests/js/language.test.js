@@ -14,6 +14,8 @@ const GERMAN = {
     "({1} is allowed)": "({1} ist erlaubt)",
     "{1} to {2}": "{1} bis {2}",
     "{1} of {2}": "{1} von {2}",
+    "{1} is the best of {2}.": "Von {2} ist {1} das beste.",
+    "{1} of {2} are copies.": "Kopien: {1} von {2}.",
     "The disk of {1} is full.": "Die Platte von {1} ist voll.",
   },
 };
@@ -41,6 +43,8 @@ test("sentences of the studio are found by what does not change in them, one aft
   assert.equal(translated("learning_rate: 12 is out of range; 0 to 1 is allowed"), "learning_rate: 12 liegt außerhalb; erlaubt ist 0 bis 1");
   assert.equal(translated('learning_rate: "so fast" is not a number (0 to 1 is allowed)'), 'learning_rate: "so fast" ist nicht eine Zahl (0 bis 1 ist erlaubt)');
   assert.equal(translated("a number. Starts a new run."), "eine Zahl. Neuer Lauf.");
+  assert.equal(translated("cat is the best of 3. 0 of 4 are copies."), "Von 3 ist cat das beste. Kopien: 0 von 4.");
+  assert.equal(translated("The disk of a folder. Not mine is full."), "Die Platte von a folder. Not mine ist voll.");
   assert.equal(translated("The disk of a folder of mine is full."), "Die Platte von a folder of mine ist voll.");
 });
 

@@ -67,6 +67,8 @@ export function plural(count, one, many, shown = count) {
 let templates = null;
 const heard = new Map();
 
+const ENDED = /[.!?…] \S/;
+
 // The longest first. Where little of a sentence is fixed, only single words are put in, or it would be found in any other.
 function madeTemplates() {
   const letters = (key) => key.replace(/\{\d+\}/g, "").length;
@@ -78,13 +80,14 @@ function madeTemplates() {
   }));
 }
 
-function whole(text) {
+// spans: a value may go over the end of a sentence.
+function whole(text, spans = false) {
   if (catalogue.said[text]) return catalogue.said[text];
   templates = templates || madeTemplates();
   for (const { own: words, pattern } of templates) {
     const match = pattern.exec(text);
     // What was put in may itself be a sentence; a single word is a name.
-    if (match) return filled(words, match.slice(1).map((value) => (/\s/.test(value) ? translated(value) : value)));
+    if (match && (spans || !match.slice(1).some((value) => ENDED.test(value)))) return filled(words, match.slice(1).map((value) => (/\s/.test(value) ? translated(value) : value)));
   }
   return null;
 }
@@ -103,7 +106,7 @@ function bySentence(text) {
     const own = whole(beginning) ?? (bare === null ? null : `${bare}${language === "zh" ? "。" : "."}`);
     if (own !== null) return `${own}${language === "zh" ? "" : " "}${translated(text.slice(beginning.length).trimStart())}`;
   }
-  return `${pieces[0]} ${translated(text.slice(pieces[0].length).trimStart())}`;
+  return whole(text, true) ?? `${pieces[0]} ${translated(text.slice(pieces[0].length).trimStart())}`;
 }
 
 /**
