@@ -25,7 +25,7 @@ from babel.messages.pofile import read_po, write_po
 from kohya_like import form, presets, theme
 from kohya_like.tabs.train import cluster_fields
 from kohya_like.training_modes import TRAINING_MODES
-from sd_scripts.families import TOOLS
+from sd_scripts.families import FACTS, TOOLS
 from sd_scripts.schema.generate import FAMILIES, generate_options
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -207,6 +207,11 @@ def of_presets() -> Iterator[str]:
         yield from map(_with_places, (preset.title, *re.split(r"(?<=[.!?]) (?=\S)", preset.about)))
 
 
+def of_licences() -> Iterator[str]:
+    """What is said of published models; names of licences are names."""
+    return (base.licence for facts in FACTS.values() for base in facts.bases if " " in base.licence)
+
+
 def _with_places(text: str) -> str:
     """A text with {1}, {2} in place of its numbers."""
     numbers = count(1)
@@ -220,7 +225,7 @@ def _with_places(text: str) -> str:
 def template() -> Catalog:
     """Everything that is to be translated."""
     catalog = Catalog(fuzzy=False)
-    for text in dict.fromkeys(text for text in (*of_options(), *of_presets()) if text):
+    for text in dict.fromkeys(text for text in (*of_options(), *of_presets(), *of_licences()) if text):
         catalog.add(text, locations=[("schema", 1)])
     modules = sorted(path for path in WEB.rglob("*.js") if "vendor" not in path.parts)
     spoken = sorted({path for pattern in SPOKEN for path in ROOT.glob(pattern) if path.name not in SILENT})

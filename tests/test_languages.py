@@ -10,7 +10,19 @@ import pytest
 
 from sd_scripts.library.tools.beside_images import Outcome
 from tests import languages
-from tests.languages import ENOUGH, WEB, catalogue, compiled, compiled_path, is_translated, of_presets, page_texts, sentences, template
+from tests.languages import (
+    ENOUGH,
+    WEB,
+    catalogue,
+    compiled,
+    compiled_path,
+    is_translated,
+    of_licences,
+    of_presets,
+    page_texts,
+    sentences,
+    template,
+)
 
 OFFERED = re.findall(r"(\w+): \"", re.search(r"LANGUAGES = \{(.*?)\};", (WEB / "common" / "language.js").read_text(encoding="utf-8"))[1])
 every = pytest.mark.parametrize("language", languages.languages())
@@ -55,8 +67,8 @@ def test_what_work_on_images_reports_is_translated(language):
 
 
 @every
-def test_titles_of_presets_and_what_they_are_for_are_translated(language):
-    assert set(of_presets()) - {""} <= {message.id for message in catalogue(language) if is_translated(message)}
+def test_presets_and_licences_are_translated(language):
+    assert {*of_presets(), *of_licences()} - {""} <= {message.id for message in catalogue(language) if is_translated(message)}
 
 
 @every
