@@ -58,6 +58,25 @@ def test_a_run_is_estimated_and_made_to_fit(place: Any, visit: Callable[..., Any
     assert not seen.axe()
 
 
+def test_a_plan_that_fits_goes_into_the_form(place: Any, visit: Callable[..., Any]) -> None:
+    """The short form of the test above, with a small model and a large batch."""
+    page = visit(place.url).page
+    fill(page, pretrained_model_name_or_path="toy", train_data_dir="toy:star", resolution="64", train_batch_size="4096")
+    page.locator("#kl-search").fill("min_bucket_reso")
+    fill(page, min_bucket_reso="64")
+    page.locator("#kl-search").fill("")
+    box = page.locator(".kl-memory")
+    page.locator("#kl-memory-card").select_option("8")
+    page.locator("#kl-estimate").click()
+    page.locator("#kl-fit").click(timeout=MEASURED_MS)
+    expect(box.get_by_text("With these settings it fits")).to_be_visible(timeout=MEASURED_MS)
+    expect(box.locator("tbody tr")).to_contain_text(["Gradient checkpointing"])
+    page.locator("#kl-use-plan").click()
+    expect(box.locator(".kl-memory-verdict")).to_contain_text("Fits:")
+    page.locator("#kl-search").fill("gradient_checkpointing")
+    expect(page.locator("#kl-gradient_checkpointing")).to_be_checked()
+
+
 def test_what_is_wrong_in_the_form_is_said_instead(place: Any, visit: Callable[..., Any]) -> None:
     page = visit(place.url).page
     fill(page, pretrained_model_name_or_path="", train_data_dir="toy:star")

@@ -199,6 +199,15 @@ def test_a_sweep_is_planned_beside_the_form_and_its_table_leads_to_its_runs(
     expect(table.locator("tbody tr")).to_have_count(2)
     expect(page.locator(".kr-compare .kr-caption")).to_contain_text("Learning rate 0.001 has the lowest held-out loss")
     assert page.url.endswith(f"#sweep={name}")
+    # The winner has a star, and the lowest loss in bold, which is the one that was measured.
+    losses = {one.member.values.get("learning_rate"): one.losses for one in sweeps.progress_of(kept.read(name), kept.jobs()).standings}
+    assert min(losses, key=lambda rate: losses[rate][-1]) == 1e-3
+    best = table.get_by_role("row", name="The best")
+    expect(best).to_have_count(1)
+    expect(best).to_contain_text("Learning rate 0.001")
+    expect(best.locator("strong")).to_have_text([f"{loss:.4g}" for loss in losses[1e-3]])
+    expect(table.locator("strong")).to_have_count(len(losses[1e-3]))
+    expect(table.locator("tbody td:last-child")).to_contain_text(["Finished", "Finished"])
     page.reload()
     expect(table.locator("tbody tr")).to_have_count(2)
     (won,) = (member.run for member in kept.read(name).members if member.values.get("learning_rate") == 1e-3)
