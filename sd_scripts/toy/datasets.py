@@ -31,7 +31,8 @@ DATASETS = {
     "teal": "24 alike, squares and triangles in teal (a colour that the bases sd and flux do not know), 60 in other colours",
     "large_teal": "the same at 128 pixels and more, for models whose tokens are 16 pixels wide",
     "subject": "12 images of one subject, a teal circle called zwx, named by their folder alone, and 40 of its class: DreamBooth",
-    "edit_border": "24 pairs of 'add a border', which the base qwen_edit does not know; for regularisation 420 of old kinds, 60 that stay",
+    "edit_border": "24 pairs of 'add a border', which no base knows; for regularisation 420 of old kinds, 60 that stay",
+    "large_edit_border": "the same at 128 pixels and more, for models whose tokens are 16 pixels wide",
     "edits": "64 such pairs of recolouring, moving and removing: what the base qwen_edit was trained on",
     "shapes": "1920 alike, squares and triangles: what the bases were trained on, and enough to begin from nothing",
     "styles": "120 unpaired images in each of three styles, and in all of them 18 test images of the same scenes, unseen elsewhere",
@@ -90,12 +91,13 @@ def _files(name: str) -> dict[str, bytes]:
         alike = [scene for scene in worlds.trained(worlds.KNOWN_COLORS) if scene.shape == worlds.SUBJECT_SHAPE]
         # Class images without captions keep what "circle" means, those with captions what "a red circle at the left" means.
         return _images(instance, (subject * 2)[:12], 16, caption_every=0) | _images(kind, alike, 17, caption_every=2)
-    if name == "edit_border":
+    if name in ("edit_border", "large_edit_border"):
+        sizes = _SIZES if name == "edit_border" else worlds.LARGE_SIZES
         # With 60 old pairs a LoRA learned them by heart and moved 20 % fewer shapes where they belong; with 240 it lost nothing.
         # Without pairs that stay as they are it drew borders whatever it was told: 32 of 32 with "do nothing".
         # Removing is forgotten first, so half of the old pairs show it.
-        others = _pairs("reg/1_old", (*edits.OLD_KINDS, "remove"), 420, 19) | _pairs("reg/1_keep", ("keep",), 60, 21)
-        return _pairs("train/20_border", ("border",), 24, 18) | others
+        others = _pairs("reg/1_old", (*edits.OLD_KINDS, "remove"), 420, 19, sizes) | _pairs("reg/1_keep", ("keep",), 60, 21, sizes)
+        return _pairs("train/20_border", ("border",), 24, 18, sizes) | others
     if name == "edits":
         return _pairs("train/1_edit", edits.OLD_KINDS, 64, 20)
     if name == "shapes":
@@ -153,14 +155,14 @@ def _in_style(folder: str, style: str, scenes: list[Scene], seed: int, first: in
     }
 
 
-def _pairs(folder: str, kinds: tuple[EditKind, ...], num: int, seed: int) -> dict[str, bytes]:
+def _pairs(folder: str, kinds: tuple[EditKind, ...], num: int, seed: int, sizes: tuple[tuple[int, int], ...] = _SIZES) -> dict[str, bytes]:
     # The edited image and its instruction in target/, the image to edit under the same name in control/.
     files = {}
     for index in range(num):
         rng = worlds.rng_for(seed, index)
         kind = kinds[index % len(kinds)]
         edit = edits.keep_apart(rng) if kind == "keep" else edits.edit_of(kind, rng)
-        control, target = edits.draw(edit, *_SIZES[int(rng.integers(len(_SIZES)))], rng)
+        control, target = edits.draw(edit, *sizes[int(rng.integers(len(sizes)))], rng)
         stem = f"{index:03d}_{edit.kind}"
         files[f"{folder}/control/{stem}.png"] = _png(control)
         files[f"{folder}/target/{stem}.png"] = _png(target)

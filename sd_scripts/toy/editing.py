@@ -6,7 +6,7 @@ Knows no family; the world of edits is edits.py's, the loop pretraining.py's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ class EditSettings(BaseSettings):
     """Fraction of pairs whose instruction has no meaning, and whose target is the source."""
     capital_fraction: float = 0.15
     """Fraction of instructions that begin with a capital."""
+    unnamed_fraction: float = 0.0
+    """Fraction of the instructions that do not name a lone shape in any case, so that what it is must be seen."""
     blank_fraction: float = 0.5
     """Fraction of the instructions left out that are a space instead of "": pipelines are given either for "nothing is asked"."""
 
@@ -87,7 +89,10 @@ def _drawn(settings: EditSettings, width: int, height: int, rng: np.random.Gener
 
 @dataclass(frozen=True)
 class EditBatch:
-    """targets, sources, noise (B, C, h, w); u (B,) uniform in [0, 1), stratified; seen (B, V, K); conditions (B, n); see Pairs."""
+    """targets, sources, noise (B, C, h, w); u (B,) uniform in [0, 1), stratified; seen (B, V, K); conditions (B, n); see Pairs.
+
+    meant: "a red circle", what each instruction speaks of.
+    """
 
     size: tuple[int, int]
     targets: Tensor
@@ -97,6 +102,7 @@ class EditBatch:
     instructions: list[str]
     seen: Tensor
     conditions: Tensor
+    meant: list[str] = field(default_factory=list)
 
 
 def batches(
@@ -109,11 +115,13 @@ def batches(
     shares = np.array([len(pool.edits) for pool in pools], dtype=float)
     for step in range(settings.num_steps):
         pool = pools[int(worlds.rng_for(seed, 2, step).choice(len(pools), p=shares / shares.sum()))]
-        indices, noise, u, texts, numbers = [], [], [], [], []
+        indices, noise, u, texts, numbers, meant = [], [], [], [], [], []
         for number in range(step * settings.batch_size, (step + 1) * settings.batch_size):
             rng = worlds.rng_for(seed, 3, number)
             indices.append(int(rng.integers(len(pool.edits))))
             texts.append(instruction(pool.edits[indices[-1]], settings, rng))
+            thing = edits.change(pool.edits[indices[-1]])[0]
+            meant.append(f"a {thing.color} {thing.shape}")
             numbers.append(conditions(rng))
             torch_rng = torch.Generator().manual_seed(int(rng.integers(2**63)))
             noise.append(torch.randn(pool.targets.shape[1:], generator=torch_rng))
@@ -121,12 +129,14 @@ def batches(
         # Stratified over the batch: the same uniform distribution with less variance.
         strata = (torch.arange(len(u)) + torch.stack(u)) / len(u)
         shown, seen = (pool.targets[indices], pool.sources[indices]), pool.seen[indices].float()
-        yield EditBatch(pool.size, *shown, torch.stack(noise), strata, texts, seen, torch.tensor(numbers))
+        yield EditBatch(pool.size, *shown, torch.stack(noise), strata, texts, seen, torch.tensor(numbers), meant)
 
 
 def instruction(edit: Edit, settings: EditSettings, rng: np.random.Generator) -> str:
     """The edit in words, now and then with a capital, or not at all, as the settings say."""
-    text = edits.instruction(edit, rng)
+    # What never happens draws nothing.
+    named = not settings.unnamed_fraction or rng.random() >= settings.unnamed_fraction
+    text = edits.instruction(edit, rng, named)
     if rng.random() < settings.dropout_fraction:
         return " " if rng.random() < settings.blank_fraction else ""
     return text[:1].upper() + text[1:] if rng.random() < settings.capital_fraction else text

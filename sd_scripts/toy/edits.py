@@ -126,12 +126,17 @@ def _any_edit(kind: EditKind, rng: np.random.Generator) -> Edit:
     return replace(edit, instruction=instruction(edit, rng))
 
 
-def instruction(edit: Edit, rng: np.random.Generator) -> str:
-    """The edit in words, by a template drawn from rng."""
+def change(edit: Edit) -> tuple[Scene, Scene | None]:
+    """What the edit speaks of, as it is and as it becomes."""
     changes = [(before, after) for before, after in zip(edit.source, edit.target, strict=True) if before != after]
-    before, after = changes[0] if changes else (edit.source[0], edit.source[0])
+    return changes[0] if changes else (edit.source[0], edit.source[0])
+
+
+def instruction(edit: Edit, rng: np.random.Generator, named: bool = True) -> str:
+    """The edit in words, by a template drawn from rng; a lone shape is "it" where it is not to be named."""
+    before, after = change(edit)
     names = (f"the {before.shape}", f"the {before.color} {before.shape}", *(("it",) if len(edit.source) == 1 else ()))
-    it = _pick(names, rng)
+    it = _pick(names if named else names[2:] or names, rng)
     words = after or before
     return _pick(TEMPLATES[edit.kind], rng).format(it=it, color=words.color, place=words.place, word=_pick(OTHER_WORDS, rng))
 

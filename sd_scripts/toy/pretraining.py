@@ -257,9 +257,11 @@ def train(
     settings: BaseSettings,
     name: str,
     saved: Path | None = None,
+    until: int | None = None,
 ) -> None:
     """Trains the model in place on the batches; it ends with the average of its weights over the last steps (EMA).
 
+    until: the step to end at, for a training that is given up before its rate has fallen.
     saved: a file that is written every SAVE_STEPS steps and, where it is there, gone on from, with the bits of an uninterrupted training;
     for batches that depend on their number alone. Raises ValueError where it is of another training.
     """
@@ -276,8 +278,9 @@ def train(
         group["lr"] = rate * factor(done)
     smooth, started = 1.0, time.process_time() - (spent(saved) if done and saved is not None else 0.0)
     # What is done needs no batches, nor the images for them.
-    left = itertools.islice(shown, done, None) if done < settings.num_steps else iter(())
-    bar = Bar(left, total=settings.num_steps - done, desc=name, mininterval=5)
+    until = settings.num_steps if until is None else until
+    left = itertools.islice(shown, done, until) if done < until else iter(())
+    bar = Bar(left, total=until - done, desc=name, mininterval=5)
     for step, batch in enumerate(bar, done):
         loss = loss_of(batch)
         optimizer.zero_grad()

@@ -44,7 +44,7 @@ def test_two_writings_have_the_same_bytes(name, written, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"two"} and {path.name for path in one.parent.iterdir()} == {name}
 
 
-EDIT_SETS = ("edit_border", "edits")
+EDIT_SETS = ("edit_border", "large_edit_border", "edits")
 IMAGE_SETS = [name for name in datasets.DATASETS if name not in (*EDIT_SETS, "styles")]
 """Sets of images as the bases draw them; styles have tests of their own."""
 
@@ -205,8 +205,8 @@ def test_a_folder_with_other_files_is_refused_and_kept(file_name, tmp_path):
 def test_an_unknown_name_is_answered_with_the_nearest_and_all_names(tmp_path):
     with pytest.raises(
         ValueError,
-        match=r"'starr' is unknown; the datasets are star, stars, large_stars, teal, large_teal, subject, edit_border, edits, shapes, "
-        r"styles; did you mean 'star'\?",
+        match=r"'starr' is unknown; the datasets are star, stars, large_stars, teal, large_teal, subject, edit_border, "
+        r"large_edit_border, edits, shapes, styles; did you mean 'star'\?",
     ):
         write_dataset("starr", tmp_path / "stars")
     assert not (tmp_path / "stars").exists()

@@ -259,3 +259,20 @@ def test_a_training_whose_rate_does_not_know_its_length_is_made_longer(tmp_path:
     assert not torch.equal(short, trained(20, None))
     with pytest.raises(ValueError, match="other settings"):
         trained(20, saved, learning_rate=0.5)
+
+
+def test_a_training_that_is_given_up_early_is_shown_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretraining, "SAVE_STEPS", 2)
+    settings, seen = pretraining.BaseSettings(num_steps=50, num_warmup_steps=3), []
+
+    def trained() -> Tensor:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = nn.Linear(3, 1)
+        batches = (seen.append(step) or torch.full((4, 3), step / 50) for step in range(50))
+        pretraining.train(model, lambda x: (model(x) - 1).square().mean(), batches, settings, "line", tmp_path / "state.safetensors", 6)
+        return model.weight.detach()
+
+    first = trained()
+    assert seen == list(range(6))
+    assert torch.equal(trained(), first) and seen == list(range(6))

@@ -54,7 +54,7 @@ def test_the_built_in_model_goes_along_where_there_is_one(studio: Any, visit: Ca
     page = visit(studio.url).page
     base = page.locator("#kl-pretrained_model_name_or_path")
     base.fill("toy")
-    for family, told in (("flux", "toy"), ("kontext", ""), ("sdxl", "toy")):
+    for family, told in (("flux", "toy"), ("flux2_dev", ""), ("sdxl", "toy")):
         page.locator(f"#kl-family-{family}").check()
         expect(page.locator(f"#kl-family-{family}")).to_be_checked()
         expect(base).to_have_value(told)

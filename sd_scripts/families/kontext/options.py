@@ -20,8 +20,6 @@ class KontextModelOptions(ReferenceModelOptions, ClipT5ModelOptions):
 
     own_controls: ClassVar[Controls] = Controls(0, MAX_REFERENCES, FACTS.label)
 
-    pretrained_model_name_or_path: Annotated[str, Show(basic=True, kind="file")]
-    """Base model: a .safetensors file, a diffusers folder or a hub id."""
     control_resolution: Annotated[Side | None, Show(unit="px")] = None
     """The reference image is given to the VAE at about the area of a square of this side, in its own aspect ratio. None takes 1024, what
     the model was trained with; less saves memory and time."""
