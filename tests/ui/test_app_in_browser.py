@@ -132,6 +132,20 @@ def test_the_button_that_goes_on_looks_the_same_on_every_tab(
         visited.switch_theme()
 
 
+INTO_THE_MARGIN = """options => options.filter(option => {
+  const { paddingLeft, paddingRight } = getComputedStyle(option);
+  const room = option.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
+  return option.querySelector("span").getBoundingClientRect().width > room + 1;
+}).map(option => option.textContent)"""
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1440, 1920])
+def test_names_of_families_keep_apart(width: int, studio: Any, visit: Callable[..., Any]) -> None:
+    options = visit(studio.url, width=width).page.locator(".kl-option:visible")
+    expect(options.first).to_be_visible()
+    assert options.count() > 12 and options.evaluate_all(INTO_THE_MARGIN) == []
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("width", "theme"), ALL)
 def test_axe_finds_no_violation_and_nothing_runs_over_the_edge(studio: Any, visit: Callable[..., Any], theme: str, width: int) -> None:
