@@ -27,8 +27,8 @@ from .reading import FlowSettings, ReadingSettings
 from .square_vae import as_squares, squares
 from .tokens import qwen_tokenizer
 
-SETTINGS = FlowSettings(num_steps=3500)
-"""Not run to its end yet; see RESULTS.md."""
+SETTINGS = FlowSettings(num_steps=7000)
+"""Shapes come late: after 3500 steps and the second round 88.5 % of 200 old prompts were drawn as asked, but for the shape all of them."""
 
 _TEXT_WIDTH = 32
 
