@@ -114,7 +114,7 @@ def test_axe_finds_no_violation_in_any_state_and_nothing_runs_over_the_edge(stud
 def test_the_button_that_goes_on_looks_the_same_on_every_tab(
     studios: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path
 ) -> None:
-    made(tmp_path, options(tmp_path, output_name="stopped"), (100,))
+    made(tmp_path, options(tmp_path, output_name="stopped"), (100, 200))
     visited = visit(studios(output_dir=tmp_path).url)
     page = visited.page
     places = {"Train": "#kl-start", "Generate": "#kl-inf-go", "Runs": "#kl-runs .kr-primary:not([hidden])", "Tools": "#kl-tool-run"}
@@ -130,6 +130,11 @@ def test_the_button_that_goes_on_looks_the_same_on_every_tab(
             assert visited.axe(button, contrast=True) == []
         assert len(seen) == 1, seen
         visited.switch_theme()
+    page.get_by_role("tab", name="Runs").click()
+    page.get_by_role("button", name="Disk and trash").click()
+    expect(page.locator(".kl-dialog .kr-button").first).to_be_attached()
+    weights = page.locator(".kl-dialog button").evaluate_all("all => all.map(button => getComputedStyle(button).fontWeight)")
+    assert set(weights) == {"600"}, weights
 
 
 INTO_THE_MARGIN = """options => options.filter(option => {
