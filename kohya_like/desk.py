@@ -26,10 +26,11 @@ from sd_scripts.runs.states import BrokenState, check_state, read_manifest, stat
 from sd_scripts.runs.trash import Trash, bytes_of
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import TEMPORARY_MARK, one_at_a_time, write_atomically
-from sd_scripts.schema.flat import read_toml, run_of, to_toml
+from sd_scripts.schema.flat import run_of
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
 from sd_scripts.schema.runs import RunOptions
+from sd_scripts.schema.toml_files import read_toml, to_toml
 
 from .answers import JsonAnswer
 from .datasets import order_of, said

@@ -16,7 +16,7 @@ from typing import Any
 from sd_scripts.families import FACTS
 from sd_scripts.runs.events import number, whole
 from sd_scripts.runs.rundir import RunDirectory
-from sd_scripts.schema import flat
+from sd_scripts.schema import flat, toml_files
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
 
@@ -46,7 +46,7 @@ class Evaluation:
 def evaluates(config: Path) -> bool:
     """Whether runs of the kind that has this config.toml evaluate themselves so."""
     try:
-        run = flat.run_of(flat.read_toml(config))
+        run = flat.run_of(toml_files.read_toml(config))
     except OptionError:
         # Settings of another program, or of another version.
         return False

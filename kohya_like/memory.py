@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.runs.command import SCRIPTS
-from sd_scripts.schema import flat
+from sd_scripts.schema import flat, toml_files
 from sd_scripts.schema.fields import Options
 from sd_scripts.schema.generate import GenerateOptions
 from sd_scripts.schema.labels import label
@@ -59,7 +59,7 @@ def _one(options: Options, card_gib: float | None, made: Callable[[Mapping[str, 
 
 def _asked(options: Options, card_gib: float | None, made: Callable[[Mapping[str, Any]], Line], folder: Path) -> Iterator[Line]:
     config, errors = folder / "config.toml", folder / "errors.txt"
-    config.write_text(flat.to_toml(options), encoding="utf-8")
+    config.write_text(toml_files.to_toml(options), encoding="utf-8")
     wanted = ["--estimate"] if card_gib is None else [f"--fit={card_gib:g}GB"]
     command = [sys.executable, str(SCRIPTS / options.script), "--config_file", str(config), *wanted, "--json"]
     with errors.open("wb") as stream:

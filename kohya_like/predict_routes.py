@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from sd_scripts.families import FACTS, PREDICTS, bases
 from sd_scripts.runs import drawing
-from sd_scripts.schema import flat
+from sd_scripts.schema import flat, toml_files
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.generate import FAMILIES, USUAL_PROMPT, GenerateOptions, generate_options
 from sd_scripts.schema.model import is_hub_id
@@ -221,7 +221,7 @@ def _modified(path: Path) -> float:
 def _kind_of(config: Path, _modified: float) -> tuple[str, str]:
     """Family and method of a run."""
     try:
-        run = flat.run_of(flat.read_toml(config))
+        run = flat.run_of(toml_files.read_toml(config))
     except OptionError:
         # A run of a newer studio, or damaged: its files may still be typed.
         return "", ""

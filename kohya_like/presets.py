@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.families import FACTS
-from sd_scripts.schema import flat
+from sd_scripts.schema import flat, toml_files
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.labels import label
@@ -47,7 +47,7 @@ class Change:
 
 def read(path: Path, own: bool) -> Preset:
     """A preset file. Its first comment line is the title, the comment lines after it say what it is for. Raises OptionError."""
-    values = flat.read_toml(path)
+    values = toml_files.read_toml(path)
     run = flat.run_of(values)
     comments = []
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -138,14 +138,14 @@ def keep(name: str, options: RunOptions, output_dir: Path) -> Preset:
         if field_name in known and known[field_name].show.kind not in ("folder", "file") and field_name not in _KEPT
     }
     stem = files.safe_name(name)
-    lines = [f"# {name.strip()[:80]}", f"# Saved from the form; {len(recipe)} settings differ from the defaults.", f"[{flat.HEADER}]"]
-    lines += [f'script = "{run.script}"', f"schema_version = {flat.SCHEMA_VERSION}"]
-    complete = flat.to_toml(options)
+    lines = [f"# {name.strip()[:80]}", f"# Saved from the form; {len(recipe)} settings differ from the defaults.", f"[{toml_files.HEADER}]"]
+    lines += [f'script = "{run.script}"', f"schema_version = {toml_files.SCHEMA_VERSION}"]
+    complete = toml_files.to_toml(options)
     table = ""
     for line in complete.splitlines():
         if line.startswith("["):
             table = line
-        elif line.partition(" = ")[0] in recipe and table != f"[{flat.HEADER}]":
+        elif line.partition(" = ")[0] in recipe and table != f"[{toml_files.HEADER}]":
             if table:
                 lines += ["", table]
                 table = ""

@@ -29,9 +29,9 @@ from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.runs.trash import KEPT_SECONDS, Discarded, Trash
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
-from sd_scripts.schema.flat import to_toml
 from sd_scripts.schema.outside import json_of, read_as
 from sd_scripts.schema.runs import RunOptions
+from sd_scripts.schema.toml_files import to_toml
 
 from . import monitor, processes, queueing
 

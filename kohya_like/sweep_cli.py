@@ -14,7 +14,7 @@ from pathlib import Path
 from sd_scripts import programs
 from sd_scripts.families import RUNS
 from sd_scripts.runs.early_checks import check_early
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line, flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import given_path
 from sd_scripts.schema.runs import RunOptions
@@ -68,7 +68,7 @@ def _options(asked: argparse.Namespace, rest: Sequence[str]) -> RunOptions:
         known = ", ".join(run.script for run in RUNS.values())
         raise OptionError(f"{asked.script or 'no script'}: name the script that trains, one of {known}")
     given = [*rest, *(["--output_dir", str(asked.output_dir)] if asked.output_dir else [])]
-    return flat.with_absolute_paths(flat.parse_cli(run, given, programs.of_config_file).options)
+    return flat.with_absolute_paths(command_line.parse_cli(run, given, programs.of_config_file).options)
 
 
 def _axes(given: Sequence[str]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from typing import Any
 
 from sd_scripts.runs.events import RunStarted, Validated
 from sd_scripts.runs.rundir import RunDirectory
-from sd_scripts.schema import flat
+from sd_scripts.schema import flat, toml_files
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import one_at_a_time, write_atomically
 from sd_scripts.schema.labels import label
@@ -393,7 +393,7 @@ class Sweeps:
             kept = replace(sweep, name=name)
             try:
                 (self.folder / name).mkdir(parents=True)
-                write_atomically(self.folder / name / "base.toml", flat.to_toml(kept.base))
+                write_atomically(self.folder / name / "base.toml", toml_files.to_toml(kept.base))
                 self._write(kept)
             except OSError as err:
                 raise OptionError(f"the sweep cannot be kept in {self.folder}: {err.strerror or err}; free some space there") from err
@@ -533,7 +533,7 @@ def _stamp(folder: Path) -> tuple[int, int]:
 def _read(folder: Path, _time: int, _inode: int) -> Sweep:
     try:
         told = read_as(_Told, (folder / "sweep.json").read_bytes())
-        values = flat.read_toml(folder / "base.toml")
+        values = toml_files.read_toml(folder / "base.toml")
         base = flat.build(flat.run_of(values), values, origin="base.toml")
         rungs = Rungs(told.steps, told.counts)
         if not told.members or not rungs.steps or len(rungs.steps) != len(rungs.counts):

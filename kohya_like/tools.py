@@ -27,7 +27,7 @@ from starlette.routing import Route
 
 from sd_scripts.families import TOOLS
 from sd_scripts.runs.command import SCRIPTS, shown, visible_gpus
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line, flat, toml_files
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.model import only_on_hub
@@ -232,7 +232,7 @@ class ToolBench:
             path.mkdir(parents=True, exist_ok=bool(about))
         except OSError as err:
             raise OptionError(f"the folder {path} cannot be made: {err.strerror}") from err
-        argv = [sys.executable, str(SCRIPTS / tool.script), *flat.to_argv(options), f"--{REPORT}={path / 'report.json'}"]
+        argv = [sys.executable, str(SCRIPTS / tool.script), *command_line.to_argv(options), f"--{REPORT}={path / 'report.json'}"]
         output = flat.flatten(options).get(OUTPUT)
         kept = {name: text for name, text in texts.items() if isinstance(text, str | bool)}
         needs = options.needs_device
@@ -363,7 +363,7 @@ def _state(path: Path, order: ToolOrder) -> State:
 def drawing_tool(config: Path) -> type[ToolOptions] | None:
     """The tool that draws with the saved files of the run that has this config.toml; None for families without one."""
     try:
-        family = flat.run_of(flat.read_toml(config)).family
+        family = flat.run_of(toml_files.read_toml(config)).family
     except OptionError:
         # Settings of another program, or of another version.
         return None

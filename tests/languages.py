@@ -33,7 +33,15 @@ WEB = ROOT / "kohya_like" / "web"
 SOURCES = ROOT / "kohya_like" / "languages"
 """One .po for each language."""
 SPOKEN = [
-    *("kohya_like/*.py", "kohya_like/data_room/*.py", "kohya_like/tabs/*.py", "sd_scripts/schema/flat.py", "sd_scripts/schema/outside.py"),
+    *(
+        "kohya_like/*.py",
+        "kohya_like/data_room/*.py",
+        "kohya_like/tabs/*.py",
+        "sd_scripts/schema/command_line.py",
+        "sd_scripts/schema/flat.py",
+        "sd_scripts/schema/outside.py",
+        "sd_scripts/schema/toml_files.py",
+    ),
     "sd_scripts/schema/errors.py",
     *("sd_scripts/schema/prompts.py", "sd_scripts/schema/runs.py", "sd_scripts/schema/dataset.py", "sd_scripts/schema/distributed.py"),
     *("sd_scripts/schema/model.py", "sd_scripts/schema/memory.py", "sd_scripts/schema/network.py", "sd_scripts/schema/objective.py"),

@@ -24,7 +24,7 @@ from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 from sd_scripts.families.sdxl.options import SdxlNetwork
 from sd_scripts.runs.cluster import ClusterOptions
 from sd_scripts.runs.events import KINDS
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line, flat, toml_files
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.generate import FAMILIES, GenerateOptions, generate_options
@@ -60,7 +60,7 @@ def test_a_toml_file_in_a_document_is_valid(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = tomllib.loads(block.text)
     if "datasets" not in values:
-        given = flat.parse_toml(block.text, block.name)
+        given = toml_files.parse_toml(block.text, block.name)
         run = next((run for run in RUNS.values() if given.keys() <= flat.fields(run).keys()), SdxlNetwork)
         flat.build(run, NEEDED | given)
         return
@@ -87,7 +87,7 @@ def check_training(words: list[str], folder: Path) -> None:
     presets = [word for word in after if word.startswith("presets/")]
     assert all((ROOT / preset).is_file() for preset in presets)
     after = [str(ROOT / word) if word in presets else word for word in after]
-    flat.parse_cli(SCRIPTS[Path(script).name], after)
+    command_line.parse_cli(SCRIPTS[Path(script).name], after)
 
 
 def check_setup(words: list[str]) -> None:
@@ -105,7 +105,7 @@ def test_a_command_in_a_document_is_understood(page, words, tmp_path, monkeypatc
     if words[1:4] == ["-m", "kohya_like.cli", "sweep"]:
         asked, rest = cli.parser().parse_known_args(words[3:])
         run = next(run for run in RUNS.values() if run.script == asked.script)
-        assert flat.parser(run).parse_known_args(rest)[1] == []
+        assert command_line.parser(run).parse_known_args(rest)[1] == []
         sweeps.read_axes(run, dict(text.split("=") for text in asked.vary))
     elif words[1:3] == ["-m", "tests.languages"]:
         assert set(words[3:]) <= {"--missing"} and (ROOT / "tests" / "languages.py").is_file()
@@ -117,10 +117,10 @@ def test_a_command_in_a_document_is_understood(page, words, tmp_path, monkeypatc
         assert exporting.parser().parse_args(words[3:])
     elif words[1] == f"sd_scripts/{GenerateOptions.script}":
         # Which family it is tell files that are not here.
-        assert flat.parser(generate_options(FAMILIES[0])).parse_known_args(words[2:])[1] == []
+        assert command_line.parser(generate_options(FAMILIES[0])).parse_known_args(words[2:])[1] == []
     elif tool := next((tool for script, tool in COMMANDS.items() if words[1].endswith(script)), None):
         assert (ROOT / words[1]).is_file()
-        flat.parse_tool(tool, words[2:])
+        command_line.parse_tool(tool, words[2:])
     else:
         files = {block.name for block in blocks("python")}
         assert words[0] == "ssh" or (words[0] == ".venv/bin/python" and words[1] in files)

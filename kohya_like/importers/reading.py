@@ -13,7 +13,7 @@ from sd_scripts.programs.kohya import dataset_config
 from sd_scripts.programs.kohya import defaults as kohya_defaults
 from sd_scripts.programs.kohya import reading as kohya
 from sd_scripts.runs import safetensors_header
-from sd_scripts.schema import flat
+from sd_scripts.schema import flat, toml_files
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported, Importer
 from sd_scripts.schema.outside import json_of, toml_of, yaml_of
@@ -89,8 +89,8 @@ def read(name: str, data: bytes, opened: Opened = Opened()) -> Imported:
 def own(name: str, text: str) -> dict[str, Any] | None:
     """The flat values of a TOML text that this program wrote; None for any other. Raises OptionError for what is no TOML."""
     tables = _tables(name, text)
-    header = tables.get(flat.HEADER)
-    return flat.parse_toml(text, name) if "script" in tables or (isinstance(header, Mapping) and "script" in header) else None
+    header = tables.get(toml_files.HEADER)
+    return toml_files.parse_toml(text, name) if "script" in tables or (isinstance(header, Mapping) and "script" in header) else None
 
 
 def _of_yaml(name: str, text: str, opened: Opened) -> Imported:
@@ -131,7 +131,7 @@ def _of_toml(name: str, text: str, opened: Opened) -> Imported:
     _no_other_program(name, tables)
     if kohya_defaults.looks_like(tables):
         return kohya_defaults.read(name, tables)
-    given = flat.parse_toml(text, name)
+    given = toml_files.parse_toml(text, name)
     if not kohya.looks_like_kohya(given):
         raise OptionError(f"{name} has no settings that kohya's programs know; give {_ACCEPTED}")
     return kohya.from_toml(given, name)

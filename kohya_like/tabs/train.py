@@ -27,7 +27,7 @@ from sd_scripts.runs import cluster
 from sd_scripts.runs.command import launch_command, launch_environment, shown
 from sd_scripts.runs.early_checks import check_early
 from sd_scripts.runs.events import Warned
-from sd_scripts.schema import flat
+from sd_scripts.schema import flat, toml_files
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.runs import RunOptions
@@ -86,7 +86,7 @@ class TrainTab:
         """The command and the TOML, or what is wrong."""
         try:
             options = self.options(payloads)
-            toml = flat.to_toml(options)
+            toml = toml_files.to_toml(options)
             config = self._written(options, toml)
         except OptionError as err:
             return refusal(err)

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sd_scripts.families import importers
-from sd_scripts.schema import flat
+from sd_scripts.schema import toml_files
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported, Importer
 from sd_scripts.schema.outside import json_of, toml_of, yaml_of
@@ -132,7 +132,7 @@ def of_config_file(path: Path, run: type[RunOptions]) -> tuple[dict[str, object]
         if ending == ".json" and not isinstance(err, OSError):
             raise OptionError(f"config_file: {name} is not valid JSON: {err}") from err
         return None
-    ours = isinstance(given, Mapping) and ("script" in given or flat.HEADER in given)
+    ours = isinstance(given, Mapping) and ("script" in given or toml_files.HEADER in given)
     importer = None if ours else owner(name, given, ending)
     if importer is None and ending == ".json" and isinstance(given, dict) and kohya.looks_like_kohya(given):
         found = kohya.from_json(given, name)

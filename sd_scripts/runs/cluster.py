@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import yaml
 from pydantic import Field, model_validator
 
-from sd_scripts.schema import flat
+from sd_scripts.schema import flat, toml_files
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.fields import Count, Section, Show, WholeNumber, raise_all
 from sd_scripts.schema.runs import RunOptions
@@ -138,7 +138,7 @@ def files(options: RunOptions, cluster: ClusterSection, stamp: str | None = None
     raise_problems(options, cluster)
     stamp = stamp or datetime.now().strftime("%Y%m%d-%H%M%S")
     run_dir = cluster.run_dir or f"{options.output.output_dir}/{stamp}-{options.output.output_name}"
-    shared = {"config.toml": flat.to_toml(portable(options, cluster)), "train.sh": train_script(options, cluster, run_dir)}
+    shared = {"config.toml": toml_files.to_toml(portable(options, cluster)), "train.sh": train_script(options, cluster, run_dir)}
     made = {"slurm": _slurm, "torchrun": _torchrun, "kubernetes": _kubernetes}[cluster.kind](options, cluster, run_dir, shared)
     return {"README.md": _readme(options, cluster, run_dir, made), **made}
 

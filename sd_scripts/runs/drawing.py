@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.families import FACTS, RUNS
-from sd_scripts.schema import flat
+from sd_scripts.schema import flat, toml_files
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import pipeline_file
 from sd_scripts.schema.generate import FAMILIES, GenerateOptions, generate_options
@@ -293,5 +293,5 @@ def _of_toy(family: str) -> dict[str, Any]:
     """How a family's built-in model is drawn with: as in the preset that trains on it."""
     for run in (run for run in RUNS.values() if run.family == family):
         for path in sorted((BUILT_IN / Path(run.script).stem).glob("toy-*.toml")):
-            return _settings_of(flat.build(run, {**flat.read_toml(path), "output_dir": "."}))
+            return _settings_of(flat.build(run, {**toml_files.read_toml(path), "output_dir": "."}))
     return {}

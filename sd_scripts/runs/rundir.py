@@ -48,7 +48,7 @@ class RunDirectory:
 
         options may be the text of config.toml, for runs of other programs.
         """
-        from sd_scripts.schema.flat import to_toml
+        from sd_scripts.schema.toml_files import to_toml
 
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         for attempt in range(1000):
@@ -70,7 +70,8 @@ class RunDirectory:
 
     def options(self) -> RunOptions:
         """The effective options, from config.toml. Raises OptionError when it is missing or does not fit this version."""
-        from sd_scripts.schema.flat import build, read_toml, run_of
+        from sd_scripts.schema.flat import build, run_of
+        from sd_scripts.schema.toml_files import read_toml
 
         values = read_toml(self.config)
         return build(run_of(values), values, origin=self.config.name)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sd_scripts.runs import cluster
 
-from . import flat
+from . import command_line, flat, toml_files
 from .docs import event_schema, page
 from .errors import OptionError
 from .files import write_atomically
@@ -30,9 +30,9 @@ def main(arguments: list[str]) -> int:
     try:
         if arguments[1:2] == ["--check"] and len(arguments) == 3:
             return _check(Path(arguments[2]))
-        return _export(flat.parse_tool(cluster.ClusterOptions, arguments[1:]))
+        return _export(command_line.parse_tool(cluster.ClusterOptions, arguments[1:]))
     except OptionError as err:
-        flat.fail(err, cluster.ClusterOptions.script)
+        command_line.fail(err, cluster.ClusterOptions.script)
 
 
 def _check(path: Path) -> int:
@@ -49,7 +49,7 @@ def _export(options: cluster.ClusterOptions) -> int:
     export = options.export
     if not export.run or not export.save_to:
         raise OptionError("--run FILE (the run, as Save TOML writes it) and --save_to DIR (a folder for the files) are both needed")
-    values = flat.read_toml(Path(export.run))
+    values = toml_files.read_toml(Path(export.run))
     run = flat.build(flat.run_of(values), values, origin=Path(export.run).name)
     folder = Path(export.save_to)
     for name, text in cluster.files(run, options.cluster).items():

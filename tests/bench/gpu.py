@@ -44,8 +44,8 @@ from sd_scripts.library.memory.quantize import blocks_of as quantized_blocks_of
 from sd_scripts.library.train.conditioned import Conditioned
 from sd_scripts.library.train.meter import peak_gib
 from sd_scripts.library.train.optim import make_optimizer
+from sd_scripts.schema.command_line import parse_cli
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.flat import parse_cli
 from sd_scripts.schema.runs import RunOptions
 
 MODELS = {

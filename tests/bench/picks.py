@@ -35,7 +35,7 @@ from sd_scripts.library.core.protocols import ModelFamily, Parts, Preview
 from sd_scripts.library.train.launch import main
 from sd_scripts.runs import drawing
 from sd_scripts.runs.rundir import RunDirectory
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line, flat, toml_files
 from sd_scripts.toy import measure, worlds
 from tests.forked import forked
 from tests.runs.learning import CPU, PRESETS
@@ -104,7 +104,7 @@ def written(folder: Path, family: str, kind: Kind, number: int) -> dict[str, obj
 
 def trained(folder: Path, family: str, number: int) -> RunDirectory:
     """Trains a run whose checkpoints are measured on held-out images as they are saved."""
-    values = flat.read_toml(PRESETS / f"{FAMILIES[family][0]}.toml")
+    values = toml_files.read_toml(PRESETS / f"{FAMILIES[family][0]}.toml")
     kind = KINDS[number]
     every = max(1, round(values["max_train_steps"] * kind.steps / NUM_CHECKPOINTS))
     changes = {
@@ -120,7 +120,7 @@ def trained(folder: Path, family: str, number: int) -> RunDirectory:
     }
     given = {name: value for name, value in (values | written(folder, family, kind, number) | changes).items() if value is not None}
     options = flat.build(flat.run_of(values), given)
-    process = forked(main, options.family, options.method, flat.to_argv(options))
+    process = forked(main, options.family, options.method, command_line.to_argv(options))
     process.join()
     assert process.exitcode == 0
     (log,) = (folder / "output").glob("*/events.jsonl")

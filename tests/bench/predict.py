@@ -39,10 +39,10 @@ import gc, resource, sys
 import optimum.quanto, psutil
 from PIL import Image
 from sd_scripts.library.render.predict import Predictor, Request
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line
 from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 
-options = flat.parse_tool(QwenImagePredict, sys.argv[1:])
+options = command_line.parse_tool(QwenImagePredict, sys.argv[1:])
 before = psutil.Process().memory_info().rss
 predictor = Predictor.load(options)
 gc.collect()

@@ -34,7 +34,7 @@ from sd_scripts.library.adapters.merge import merge_into
 from sd_scripts.library.train.launch import main
 from sd_scripts.runs import drawing
 from sd_scripts.runs.rundir import RunDirectory
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line, flat, toml_files
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.toy import measure, worlds
 from tests.forked import forked
@@ -78,7 +78,7 @@ TASKS = [(family, change) for change in CHANGES for family in picks.FAMILIES][:2
 
 def options_of(folder: Path, family: str, change: Change) -> RunOptions:
     """The settings that a sweep is begun with, for images that are written into the folder."""
-    values = flat.read_toml(PRESETS / f"{picks.FAMILIES[family][0]}.toml")
+    values = toml_files.read_toml(PRESETS / f"{picks.FAMILIES[family][0]}.toml")
     number = CHANGES.index(change)
     images = picks.written(folder, family, picks.Kind(change.name, change.images, 1.0, 1.0), 100 + number)
     changes = {
@@ -120,7 +120,7 @@ def swept(options: RunOptions) -> tuple[sweeps.Sweep, sweeps.Member, RunDirector
 
 def trained(options: RunOptions) -> RunDirectory:
     """One run to its end."""
-    process = forked(main, options.family, options.method, flat.to_argv(options))
+    process = forked(main, options.family, options.method, command_line.to_argv(options))
     process.join()
     assert process.exitcode == 0
     (log,) = Path(options.output.output_dir).glob("*/events.jsonl")

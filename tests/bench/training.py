@@ -21,19 +21,19 @@ from sd_scripts.library.train.load import load
 from sd_scripts.library.train.prepare import prepare
 from sd_scripts.library.train.process import Process
 from sd_scripts.runs.stopping import StopRequest
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line
 
 STEPS_A_BLOCK = 5
 
 
-def asked_for(folder: Path, batch: int, steps: int, kind: tuple[str, str]) -> flat.Invocation:
+def asked_for(folder: Path, batch: int, steps: int, kind: tuple[str, str]) -> command_line.Invocation:
     """A start of a run on the toy model, or on a new one of middle size in pixels, with warm caches from here on."""
     model = "--resolution 64 --pretrained_model_name_or_path toy"
     if kind[1] == "scratch":
         model = "--resolution 32 --base_channels 48 --channel_multipliers 1,2 --attention_levels 1 --attention_head_dim 16 --no_use_ema"
     arguments = f"{model} --train_data_dir toy:star --output_dir {folder} --min_bucket_reso 32".split()
     arguments += f"--bucket_reso_steps 16 --train_batch_size {batch} --max_train_steps {steps} --no_save_state_on_train_end".split()
-    return flat.parse_cli(RUNS[kind], arguments)
+    return command_line.parse_cli(RUNS[kind], arguments)
 
 
 class BareLoop:

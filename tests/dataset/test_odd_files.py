@@ -15,7 +15,7 @@ from PIL import Image
 
 from sd_scripts.dataset.images import Unreachable, decode, has_heif, read_size
 from sd_scripts.families import RUNS
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line, flat
 from sd_scripts.schema.errors import OptionError
 from tests.dataset.test_scan import captions, image, scanned
 
@@ -166,7 +166,7 @@ def test_an_empty_place_is_not_given_and_never_the_present_folder(
         return
     assert flat.build(run, values) == flat.build(run, needed)
     arguments = [word for name, value in values.items() for word in (f"--{name}={value}",)]
-    assert flat.parse_cli(run, arguments).options == flat.build(run, needed)
+    assert command_line.parse_cli(run, arguments).options == flat.build(run, needed)
 
 
 def test_an_empty_place_in_a_dataset_file_is_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

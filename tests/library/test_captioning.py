@@ -20,8 +20,9 @@ from sd_scripts.library.captioning import captioner, endpoint, tagger, vision_mo
 from sd_scripts.library.captioning.toy_reader import ToyReader
 from sd_scripts.library.tools import captioning, run
 from sd_scripts.schema.captioning import KEY_VARIABLE, CaptionImages, CaptionSection
+from sd_scripts.schema.command_line import parse_tool
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.flat import build, parse_tool
+from sd_scripts.schema.flat import build
 from sd_scripts.toy import worlds
 from tests import small_captioners
 from tests.caption_server import Server, answer

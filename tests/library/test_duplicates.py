@@ -15,9 +15,9 @@ from transformers import AutoImageProcessor, AutoModel
 
 from sd_scripts.dataset import triage
 from sd_scripts.library.tools import duplicates, run
+from sd_scripts.schema.command_line import parse_tool
 from sd_scripts.schema.duplicates import DuplicateSection, FindDuplicates
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.flat import parse_tool
 from tests import small_raters
 from tests.dataset.test_triage import scene
 

@@ -36,7 +36,7 @@ from sd_scripts.library.train.launch import main
 from sd_scripts.library.train.trained import dtypes_of_run
 from sd_scripts.runs.command import SCRIPTS
 from sd_scripts.runs.rundir import RunDirectory
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line, flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.toy.build import BASES
@@ -249,7 +249,7 @@ def test_an_optimizer_whose_state_is_guessed_is_named(optimizer: str, known: boo
         "bf16",
         "--allow_custom_modules",
     ]
-    options = flat.parse_cli(RUNS["sd", "network"], [*given, "--optimizer_type", optimizer]).options
+    options = command_line.parse_cli(RUNS["sd", "network"], [*given, "--optimizer_type", optimizer]).options
     found = Forecaster(families.family("sd"), Questions((Bucket((64, 64)),), "a star"), (64, 64))(options)
     training = found.of("training")
     assert training is not None and ("optimizer" in training.parts) is not known
@@ -394,13 +394,13 @@ def test_a_forecast_stands_beside_what_was_measured(sd: Forecaster, tmp_path: Pa
 
 @pytest.mark.parametrize(("text", "size"), [("12GB", 12.0), ("11.5 GiB", 11.5), ("24", 24.0), (None, None)])
 def test_sizes_of_cards_are_read(text: str | None, size: float | None) -> None:
-    assert flat.card_size(text) == size
+    assert command_line.card_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["big", "0", "-3GB", "12MB"])
 def test_other_sizes_are_refused(text: str) -> None:
     with pytest.raises(OptionError, match="write it as 12GB"):
-        flat.card_size(text)
+        command_line.card_size(text)
 
 
 def estimated(run: type[RunOptions], folder: Path, ask: Callable[[list[str]], str]) -> None:

@@ -14,9 +14,9 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForObjectDetection
 
 from sd_scripts.library.tools import faces, run
+from sd_scripts.schema.command_line import parse_tool
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.faces import FaceSection, FindFaces
-from sd_scripts.schema.flat import parse_tool
 from tests import small_segmenters
 
 

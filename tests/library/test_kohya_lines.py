@@ -14,7 +14,7 @@ from PIL import Image
 
 from sd_scripts.families import RUNS
 from sd_scripts.library.train.launch import main
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line, flat
 from sd_scripts.schema.errors import OptionError
 
 _SAFE = "--save_model_as=safetensors"
@@ -82,7 +82,7 @@ def test_lines_of_kohyas_documentation_say_here_what_they_say_there(data: dict[s
     for number, (kind, line) in enumerate(_LINES):
         family, method = kind.split()
         try:
-            found[number] = flat.parse_cli(RUNS[family, method], _argv(line, data))
+            found[number] = command_line.parse_cli(RUNS[family, method], _argv(line, data))
         except OptionError as err:
             wrong.append(f"{kind} {line}: {err}")
     assert not wrong, "\n".join(wrong)
@@ -115,7 +115,7 @@ def test_a_file_in_the_same_words_is_taken_too(tmp_path: Path) -> None:
         'network_args = ["algo=locon", "conv_dim=2"]\nxformers = true\noptimizer_type = "adamw"\ntext_encoder_lr = 5e-5\n',
         encoding="utf-8",
     )
-    asked = flat.parse_cli(RUNS["sd", "network"], [f"--config_file={file}", "--network_dim=8"])
+    asked = command_line.parse_cli(RUNS["sd", "network"], [f"--config_file={file}", "--network_dim=8"])
     values = flat.flatten(asked.options)
     assert (values["network_type"], values["conv_dim"], values["network_dim"], values["optimizer_type"]) == ("lora", 2, 8, "AdamW")
     assert values["text_encoder_lr"] == (5e-5,) and values["train_text_encoder"] and any("xformers" in note for note in asked.notes)
@@ -126,12 +126,12 @@ def test_a_line_for_a_newer_script_of_kohyas_says_what_it_says_there(data: dict[
         "--dataset_config={set} --qwen3={set} --vae={set} --network_module=networks.lora_anima --network_dim=8 --timestep_sampling=sigmoid"
     )
     more = "--discrete_flow_shift=1.0 --vae_chunk_size=64 --vae_disable_cache --save_model_as=safetensors --optimizer_type=AdamW8bit"
-    asked = flat.parse_cli(RUNS["anima", "network"], _argv(f"{line} {more}", data))
+    asked = command_line.parse_cli(RUNS["anima", "network"], _argv(f"{line} {more}", data))
     values = flat.flatten(asked.options)
     assert (values["text_encoder"], values["network_type"], values["network_dim"]) == (str(data["set"]), "lora", 8)
     assert [name for name in ("qwen3", "vae_chunk_size", "vae_disable_cache") if f"--{name}: " not in str(asked.notes)] == []
     with pytest.raises(OptionError, match=r"chroma is a family of its own here, with chroma_train_network\.py"):
-        flat.parse_cli(RUNS["flux", "network"], _argv("--train_data_dir={folder} --model_type chroma", data))
+        command_line.parse_cli(RUNS["flux", "network"], _argv("--train_data_dir={folder} --model_type chroma", data))
 
 
 def test_what_would_train_something_else_is_refused(data: dict[str, Path]) -> None:
@@ -146,14 +146,14 @@ def test_what_would_train_something_else_is_refused(data: dict[str, Path]) -> No
         ('--network_module=lycoris.kohya --network_args "algo=lokr" "dora_wd=True"', "dora_wd"),
     ):
         try:
-            flat.parse_cli(RUNS["sd", "network"], _argv(f"--train_data_dir={{folder}} {line}", data))
+            command_line.parse_cli(RUNS["sd", "network"], _argv(f"--train_data_dir={{folder}} {line}", data))
             wrong.append(f"{line} was accepted")
         except OptionError as err:
             wrong += [] if said in str(err) else [f"{line}: {err}"]
     assert not wrong, "\n".join(wrong)
     # What another trainer's option chooses is never dropped as not needed.
     with pytest.raises(OptionError, match="loss_mode"):
-        flat.parse_cli(RUNS["zimage", "network"], _argv("--train_data_dir={folder} --loss_mode=frequency", data))
+        command_line.parse_cli(RUNS["zimage", "network"], _argv("--train_data_dir={folder} --loss_mode=frequency", data))
 
 
 @pytest.mark.parametrize("number", range(len(_LINES)))

@@ -25,8 +25,9 @@ from transformers import (
 from sd_scripts.dataset.mask_files import MaskBook
 from sd_scripts.library.masking import models
 from sd_scripts.library.tools import masking, run
+from sd_scripts.schema.command_line import parse_tool
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.flat import build, parse_tool
+from sd_scripts.schema.flat import build
 from sd_scripts.schema.masking import MaskImages, MaskSection
 from tests import small_captioners, small_segmenters
 

@@ -12,7 +12,7 @@ from sd_scripts.families import RUNS
 from sd_scripts.library.train.checkpoint import pack, unpack
 from sd_scripts.library.train.lion import Lion
 from sd_scripts.library.train.optim import learning_rate_at, make_optimizer, restore, shown
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line, flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.optimizer import BUILT_IN, OWN_RATE, SCHEDULE_FREE, ZOO, OptimizerOptions
 
@@ -202,7 +202,7 @@ def test_a_schedule_is_left_out_for_kohyas_name_of_a_schedule_free_optimizer_and
         "AdamWScheduleFree": "constant",
         "schedulefree.RAdamScheduleFree": "constant",
     }.items():
-        asked = flat.parse_cli(RUNS["sdxl", "network"], [*line, name])
+        asked = command_line.parse_cli(RUNS["sdxl", "network"], [*line, name])
         assert (asked.options.optimizer.optimizer_type in SCHEDULE_FREE, asked.options.optimizer.lr_scheduler) == (True, schedule), name
         assert any("lr_scheduler" in note for note in asked.notes) == (schedule == "constant"), asked.notes
 

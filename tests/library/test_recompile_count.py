@@ -6,7 +6,7 @@ import pytest
 
 from sd_scripts.families import RUNS
 from sd_scripts.library.memory.recompile_count import recompile_count
-from sd_scripts.schema.flat import parse_cli
+from sd_scripts.schema.command_line import parse_cli
 
 SQUARE, WIDE, TALL, LARGE = (64, 64), (128, 64), (64, 128), (128, 128)
 

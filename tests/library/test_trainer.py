@@ -45,7 +45,7 @@ from sd_scripts.runs.events import RunStarted, Validated, lines_of, read
 from sd_scripts.runs.orders import Asked
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.runs.stopping import StopRequest
-from sd_scripts.schema import flat
+from sd_scripts.schema import flat, toml_files
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import UNetNetworkOptions
 from sd_scripts.schema.objective import ObjectiveOptions
@@ -593,7 +593,7 @@ def test_other_prompts_are_drawn_while_it_trains_and_change_nothing(tmp_path: Pa
     options = flat.build(RUNS["sdxl", "network"], {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star", "output_dir": "x"})
 
     def written(text: str) -> str:
-        return flat.to_toml(options.model_copy(update={"samples": options.samples.model_copy(update={"sample_prompts": text})}))
+        return toml_files.to_toml(options.model_copy(update={"samples": options.samples.model_copy(update={"sample_prompts": text})}))
 
     plain = make(tmp_path / "plain", steps=6)
     assert plain.fit()

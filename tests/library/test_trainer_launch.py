@@ -23,8 +23,9 @@ from sd_scripts.library.train.run_meta import git_revision, versions, without_se
 from sd_scripts.runs import resume
 from sd_scripts.runs.command import SCRIPTS
 from sd_scripts.runs.rundir import RunDirectory
+from sd_scripts.schema.command_line import Invocation
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.flat import Invocation, build, fields
+from sd_scripts.schema.flat import build, fields
 from sd_scripts.schema.runs import RunOptions
 
 SCRIPT = SCRIPTS / "sdxl_train_network.py"

@@ -17,7 +17,7 @@ from sd_scripts.library.adapters.merge import merge_into
 from sd_scripts.library.core.protocols import ModelFamily, Parts, Preview
 from sd_scripts.library.train.launch import main
 from sd_scripts.runs.rundir import RunDirectory
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line, flat, toml_files
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.toy import measure, worlds
 from sd_scripts.toy.build import BASES
@@ -104,10 +104,10 @@ class Learned:
 
 def learn(preset: str, folder: Path, num_images: int = 45, **changes: object) -> Learned:
     """Trains a preset in a process of its own, and loads the file that it saved."""
-    values = flat.read_toml(PRESETS / f"{preset}.toml")
+    values = toml_files.read_toml(PRESETS / f"{preset}.toml")
     run_type = flat.run_of(values)
     options = flat.build(run_type, values | {"output_dir": str(folder), "sample_prompts": "", **changes})
-    process = forked(main, options.family, options.method, flat.to_argv(options))
+    process = forked(main, options.family, options.method, command_line.to_argv(options))
     process.join(1500)
     assert process.exitcode == 0
     (log,) = folder.glob("*/events.jsonl")

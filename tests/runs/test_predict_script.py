@@ -19,7 +19,8 @@ from sd_scripts.dataset.images import read_size
 from sd_scripts.families.qwen_edit.model import QwenEdit
 from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 from sd_scripts.library.render.predicting import command
-from sd_scripts.schema.flat import build, fields, parse_tool, to_argv
+from sd_scripts.schema.command_line import parse_tool, to_argv
+from sd_scripts.schema.flat import build, fields
 from tests.forked import said_by_script
 
 SCRIPT = Path(__file__).parents[2] / "sd_scripts" / QwenImagePredict.script

@@ -11,7 +11,8 @@ from PIL import Image
 
 from sd_scripts.families import RUNS
 from sd_scripts.library.train.launch import main
-from sd_scripts.schema.flat import build, changed, read_toml, run_of
+from sd_scripts.schema.flat import build, changed, run_of
+from sd_scripts.schema.toml_files import read_toml
 
 ROOT = Path(__file__).parents[2]
 PRESETS = sorted((ROOT / "presets").glob("*/*.toml"))

@@ -15,8 +15,8 @@ from sd_scripts.library.train.prepare import files_of, read, resolved_options, w
 from sd_scripts.library.train.process import Process
 from sd_scripts.runs import resume
 from sd_scripts.runs.stopping import StopRequest
+from sd_scripts.schema.command_line import parse_cli
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.flat import parse_cli
 from tests.library.test_model_files import flip
 
 

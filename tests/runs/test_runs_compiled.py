@@ -13,7 +13,7 @@ from sd_scripts.library.train.process import Process
 from sd_scripts.library.train.session import train
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.runs.stopping import StopRequest
-from sd_scripts.schema.flat import parse_cli
+from sd_scripts.schema.command_line import parse_cli
 from tests.runs.conftest import Runs
 
 KINDS = [

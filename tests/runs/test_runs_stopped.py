@@ -22,7 +22,7 @@ from sd_scripts.library.train.launch import main
 from sd_scripts.runs.launcher import REFUSED_FILE
 from sd_scripts.runs.process_trees import RUN_FOLDER, RUN_ID, carried, carriers, ranks
 from sd_scripts.runs.rundir import RunDirectory
-from sd_scripts.schema.flat import parse_cli
+from sd_scripts.schema.command_line import parse_cli
 from tests.forked import forked
 
 

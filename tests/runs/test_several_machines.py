@@ -23,7 +23,7 @@ from sd_scripts.library.train.launch import main
 from sd_scripts.runs.cluster import ClusterSection, files
 from sd_scripts.runs.command import SCRIPTS, launch_command, launch_environment, shown
 from sd_scripts.runs.rundir import RunDirectory
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line, flat, toml_files
 from sd_scripts.schema.runs import RunOptions
 from tests.forked import forked
 
@@ -123,7 +123,7 @@ SAME: dict[str, Any] = {
 
 
 def options_of(runs: Any, **values: Any) -> RunOptions:
-    return flat.with_absolute_paths(flat.parse_cli(RUNS[runs.family, runs.method], runs.arguments(**values)).options)
+    return flat.with_absolute_paths(command_line.parse_cli(RUNS[runs.family, runs.method], runs.arguments(**values)).options)
 
 
 def difference(a: Path, b: Path) -> float:
@@ -141,7 +141,7 @@ def printed(hosts: TwoHosts, options: RunOptions, folder: Path, launcher: str) -
         values = {name: value for name, value in {**flat.flatten(options), **several}.items() if value is not None}
         mine = flat.build(type(options), values)
         config = folder / f"machine{rank}.toml"
-        config.write_text(flat.to_toml(mine), encoding="utf-8")
+        config.write_text(toml_files.to_toml(mine), encoding="utf-8")
         line = shown(launch_command(mine, config=config), environment=launch_environment(mine))
         lines.append(["bash", "-c", line])
     return lines

@@ -19,7 +19,7 @@ from sd_scripts.families import RUNS
 from sd_scripts.runs.cluster import ClusterOptions, files
 from sd_scripts.runs.command import SCRIPTS
 from sd_scripts.runs.rundir import RunDirectory
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line, flat
 
 PATIENCE_SECONDS = 400.0
 NODES = ("127.0.0.2", "127.0.0.3")
@@ -123,7 +123,7 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
 def test_a_job_that_is_preempted_or_out_of_time_goes_on_and_one_that_is_cancelled_does_not(slurm: Slurm, runs: Any, tmp_path: Path) -> None:
     folder, run = tmp_path / "export", RunDirectory(tmp_path / "run")
     folder.mkdir()
-    options = flat.parse_cli(RUNS["sdxl", "network"], runs.arguments(max_train_steps=5000, multi_gpu=True)).options
+    options = command_line.parse_cli(RUNS["sdxl", "network"], runs.arguments(max_train_steps=5000, multi_gpu=True)).options
     where = {"project_dir": str(SCRIPTS.parent), "python": sys.executable, "run_dir": str(run.path), "network_interface": "lo"}
     wanted = {"machines": 2, "gpus_per_machine": 0, "cpus_per_machine": 2, "partition": "low", "port": free_ports(1)[0], **where}
     for name, text in files(options, flat.build(ClusterOptions, wanted).cluster).items():

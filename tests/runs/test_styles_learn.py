@@ -26,7 +26,7 @@ from sd_scripts.families.lgt.transfer import Settings, edges_of, generate, inver
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.train.launch import main
 from sd_scripts.runs.rundir import RunDirectory
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line, flat, toml_files
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.toy.autoencoder import to_images, to_pixels
 from sd_scripts.toy.datasets import ToyDataset, write_dataset
@@ -74,8 +74,8 @@ class Transfers:
 
 def learn(folder: Path, **changes: object) -> Learned:
     """Trains the toy preset by its script, in a process of its own, and loads the file that it saved."""
-    given = flat.build(RUNS[0], flat.read_toml(PRESET) | {"output_dir": str(folder), **changes}, PRESET.name)
-    process = forked(main, given.family, given.method, flat.to_argv(given))
+    given = flat.build(RUNS[0], toml_files.read_toml(PRESET) | {"output_dir": str(folder), **changes}, PRESET.name)
+    process = forked(main, given.family, given.method, command_line.to_argv(given))
     process.join(1500)
     assert process.exitcode == 0
     (log,) = folder.glob("*/events.jsonl")

@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from sd_scripts.families import TOOLS
 from sd_scripts.library.tools import run
-from sd_scripts.schema.flat import build, fields, parse_tool, to_argv
+from sd_scripts.schema.command_line import parse_tool, to_argv
+from sd_scripts.schema.flat import build, fields
 
 SCRIPTS = Path(__file__).parents[2] / "sd_scripts"
 STEM = "lora_unet_double_blocks_0_img_attn_proj"

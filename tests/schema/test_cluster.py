@@ -20,7 +20,7 @@ import yaml
 from sd_scripts.families import RUNS
 from sd_scripts.runs.cluster import UNFINISHED, ClusterOptions, ClusterSection, files, manifest_problems
 from sd_scripts.runs.command import SCRIPTS
-from sd_scripts.schema import flat
+from sd_scripts.schema import flat, toml_files
 from sd_scripts.schema.__main__ import main
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RunOptions
@@ -59,7 +59,7 @@ def test_every_script_is_valid_and_every_configuration_is_the_run(kind: str, nam
     for file in scripts:
         (tmp_path / file).write_text(made[file], encoding="utf-8")
         subprocess.run(["bash", "-n", str(tmp_path / file)], check=True, capture_output=True)
-    values = flat.parse_toml(made["config.toml"], "config.toml")
+    values = toml_files.parse_toml(made["config.toml"], "config.toml")
     assert flat.run_of(values) is type(options)
     read = flat.flatten(flat.build(type(options), values))
     differing = {key for key, value in flat.flatten(options).items() if read[key] != value}
@@ -454,7 +454,7 @@ def test_a_job_that_failed_queues_again_as_often_as_asked(place: Path, before: s
 
 
 def test_the_command_writes_the_files_and_checks_a_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "run.toml").write_text(flat.to_toml(run_options()), encoding="utf-8")
+    (tmp_path / "run.toml").write_text(toml_files.to_toml(run_options()), encoding="utf-8")
     to = tmp_path / "for the cluster"
     command = ["cluster", "--run", str(tmp_path / "run.toml"), "--save_to", str(to), "--kind=kubernetes", "--mount_path=/shared"]
     assert main(command) == 0

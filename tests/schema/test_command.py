@@ -16,8 +16,9 @@ from sd_scripts.families.sdxl.options import SdxlNetwork
 from sd_scripts.runs import gpus
 from sd_scripts.runs.command import OWN_LAUNCHER, cpu_threads, launch_command, launch_environment, processes_here, shown
 from sd_scripts.runs.rundir import RunDirectory
+from sd_scripts.schema.command_line import parse_cli
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.flat import build, parse_cli
+from sd_scripts.schema.flat import build
 from sd_scripts.schema.runs import RunOptions
 
 VALUES = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star", "output_name": "my cat's lora"}

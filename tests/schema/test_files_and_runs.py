@@ -103,7 +103,7 @@ def test_what_is_made_of_the_documents_is_fresh(path: Path) -> None:
 
 def test_help_and_a_wrong_option_need_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom sd_scripts.schema.flat import parse_cli\nfrom sd_scripts.schema.errors import OptionError\n"
+        "import sys\nfrom sd_scripts.schema.command_line import parse_cli\nfrom sd_scripts.schema.errors import OptionError\n"
         "from sd_scripts.families.sdxl.options import SdxlNetwork\n"
         "try:\n    parse_cli(SdxlNetwork, ['--network_dim', '0'])\nexcept OptionError as err:\n    print(len(err.problems))\n"
         "print(sorted({'torch', 'numpy', 'PIL', 'gradio', 'transformers'} & set(sys.modules)))"

@@ -14,24 +14,12 @@ from hypothesis import strategies as st
 from sd_scripts.families import RUNS, TOOLS
 from sd_scripts.families.sdxl.options import SdxlNetwork
 from sd_scripts.schema import legacy
+from sd_scripts.schema.command_line import parse_cli, parse_tool, to_argv
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.fields import show_of
-from sd_scripts.schema.flat import (
-    FlatField,
-    build,
-    changed,
-    core_type,
-    fields,
-    flatten,
-    parse_cli,
-    parse_toml,
-    parse_tool,
-    read_toml,
-    to_argv,
-    to_toml,
-    with_absolute_paths,
-)
+from sd_scripts.schema.flat import FlatField, build, changed, core_type, fields, flatten, with_absolute_paths
 from sd_scripts.schema.runs import RunOptions
+from sd_scripts.schema.toml_files import parse_toml, read_toml, to_toml
 from sd_scripts.schema.tools import FILE_TOOLS
 
 NEEDED = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star"}

@@ -8,8 +8,9 @@ import pytest
 
 from sd_scripts.families.ddpm.options import Ddpm
 from sd_scripts.families.lgt.options import Lgt
+from sd_scripts.schema.command_line import NO_OPTIONS, parse_cli
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.flat import NO_OPTIONS, build, fields, flatten, parse_cli
+from sd_scripts.schema.flat import build, fields, flatten
 from sd_scripts.schema.legacy import FORMER
 from sd_scripts.schema.runs import RunOptions
 

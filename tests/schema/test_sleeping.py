@@ -13,8 +13,10 @@ from sd_scripts.families.ddpm.options import Ddpm
 from sd_scripts.families.lgt.options import Lgt
 from sd_scripts.families.sdxl.options import SdxlNetwork
 from sd_scripts.families.zimage.options import ZImageNetwork
-from sd_scripts.schema.flat import asleep, build, fields, flatten, parse_cli, to_toml
+from sd_scripts.schema.command_line import parse_cli
+from sd_scripts.schema.flat import asleep, build, fields, flatten
 from sd_scripts.schema.runs import RunOptions
+from sd_scripts.schema.toml_files import to_toml
 from tests.schema.test_flat import NEEDED, example
 
 TYPES = [*RUNS.values(), *TOOLS.values()]

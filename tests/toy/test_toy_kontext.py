@@ -15,7 +15,7 @@ from torch import nn
 
 from sd_scripts.families import RUNS, family
 from sd_scripts.library.core.protocols import Parts, Preview
-from sd_scripts.schema import flat
+from sd_scripts.schema import flat, toml_files
 from sd_scripts.toy import autoencoder, build, demo, editing, edits, flux, kontext, measure, pretraining, reading, sharing, worlds
 from sd_scripts.toy.build import BuildPlan
 from sd_scripts.toy.kontext import KontextSettings
@@ -32,7 +32,7 @@ def pipeline() -> FluxKontextPipeline:
 
 
 def _model() -> Parts:
-    values = flat.read_toml(build.BASES.parents[2] / "presets" / "kontext_train_network" / "toy-edit-border-kontext.toml")
+    values = toml_files.read_toml(build.BASES.parents[2] / "presets" / "kontext_train_network" / "toy-edit-border-kontext.toml")
     options = flat.build(RUNS["kontext", "network"], {**values, "output_dir": "."})
     return family("kontext").load(options.model, torch.device("cpu"), torch.float32)
 

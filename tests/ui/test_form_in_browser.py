@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from sd_scripts.families import RUNS
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line, flat, toml_files
 from tests.ui.conftest import in_module
 
 pytestmark = pytest.mark.browser
@@ -30,7 +30,7 @@ def printed(page: Page) -> dict[str, Any]:
     page.evaluate("document.querySelector('.kl-output').hidden = true")
     page.locator("#kl-print").click()
     page.wait_for_selector(".kl-output:not([hidden])")
-    return flat.parse_toml(page.locator(".kl-output pre").nth(1).inner_text(), "page")
+    return toml_files.parse_toml(page.locator(".kl-output pre").nth(1).inner_text(), "page")
 
 
 def as_text(page: Page) -> Locator:
@@ -114,8 +114,8 @@ def test_every_kind_of_control_reaches_the_toml_and_the_printed_command_gives_ex
     printed(page)
     command = shlex.split(page.locator(".kl-output pre").first.inner_text())
     script = next(index for index, word in enumerate(command) if word.endswith(".py"))
-    options = flat.parse_cli(RUN, command[script + 1 :]).options
-    shown = flat.build(RUN, flat.parse_toml(page.locator(".kl-output pre").nth(1).inner_text(), "page"))
+    options = command_line.parse_cli(RUN, command[script + 1 :]).options
+    shown = flat.build(RUN, toml_files.parse_toml(page.locator(".kl-output pre").nth(1).inner_text(), "page"))
     assert options == shown
     assert flat.flatten(options)["output_name"] == "it's a name"
     assert flat.flatten(options)["output_dir"] == str(studio.output_dir), "the default output folder is the studio's"

@@ -18,7 +18,7 @@ from sd_scripts.families.flux.options import FluxFull, FluxNetwork
 from sd_scripts.families.sd.options import SdFull, SdNetwork
 from sd_scripts.families.sdxl.options import SdxlFull, SdxlNetwork
 from sd_scripts.programs.kohya import reading as kohya_ss
-from sd_scripts.schema import flat, prompts
+from sd_scripts.schema import flat, prompts, toml_files
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RunOptions
 
@@ -516,7 +516,7 @@ def test_our_own_toml_is_taken_whole(run: type[RunOptions]) -> None:
         "optimizer_args": ("a=1",),
     }
     options = flat.build(run, {**PLACES, **{name: value for name, value in chance.items() if name in flat.fields(run)}})
-    imported = importers.read("config.toml", flat.to_toml(options).encode())
+    imported = importers.read("config.toml", toml_files.to_toml(options).encode())
     assert imported.run is run and imported.missing == [] and imported.count("not supported") == 0
     assert builds(imported) == options
 

@@ -20,7 +20,7 @@ from kohya_like import importers
 from sd_scripts import programs
 from sd_scripts.families import RUNS
 from sd_scripts.programs import table
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line, flat
 from sd_scripts.schema.errors import OptionError
 from tests.ui.foreign_files import JOB, MUSUBI, ONE, PIPE, SIMPLE, builds, job, one, pipe, said, simple
 
@@ -291,13 +291,13 @@ def test_a_file_of_another_program_is_a_config_file_on_the_command_line(name: st
     more = {"train_data_dir": "d"} if any(text.startswith("train_data_dir") for text in found.missing) else {}
     wanted = flat.build(found.run, {**found.values, **more, "output_name": "mine"})
     argv = ["--config_file", str(path), "--output_name", "mine", *(word for key, value in more.items() for word in (f"--{key}", value))]
-    asked = flat.parse_cli(found.run, argv, programs.of_config_file)
+    asked = command_line.parse_cli(found.run, argv, programs.of_config_file)
     assert asked.options == wanted
     lost = [row for row in found.rows if row.verdict in ("not supported", "unknown")]
     assert all(any(row.key in note and row.text in note for note in asked.notes) for row in lost) and found.origin in asked.notes[0]
     other = next(run for run in RUNS.values() if run is not found.run)
     with pytest.raises(OptionError, match=f"start {found.run.script}"):
-        flat.parse_cli(other, argv, programs.of_config_file)
+        command_line.parse_cli(other, argv, programs.of_config_file)
 
 
 ANIMA_PIPE = (

@@ -16,7 +16,7 @@ from kohya_like import importers
 from sd_scripts.families import RUNS
 from sd_scripts.programs import command_lines
 from sd_scripts.programs.command_lines import Command, commands, options_of
-from sd_scripts.schema import flat, kohya_lines
+from sd_scripts.schema import command_line, flat, kohya_lines
 from sd_scripts.schema.errors import OptionError
 
 _SCRIPT = r"""#!/bin/bash
@@ -193,7 +193,7 @@ def test_a_script_with_two_trainings_gives_the_first_and_says_so() -> None:
 def test_lines_of_this_program_come_back_as_they_were() -> None:
     run = RUNS["sdxl", "network"]
     options = flat.build(run, {"pretrained_model_name_or_path": "m", "train_data_dir": "my images", "save_state": False, "network_dim": 3})
-    line = " ".join(f"'{word}'" for word in flat.to_argv(options))
+    line = " ".join(f"'{word}'" for word in command_line.to_argv(options))
     found = importers.read("run.sh", f"accelerate launch sd_scripts/{run.script} {line}".encode())
     assert flat.build(found.run, found.values) == options
 

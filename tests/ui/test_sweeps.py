@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 from kohya_like import cli, desk, sweeps
 from kohya_like.supervisor import ENDED, JobSupervisor
 from sd_scripts.families import RUNS
-from sd_scripts.schema import flat
+from sd_scripts.schema import toml_files
 from sd_scripts.schema.errors import OptionError
 from tests.ui.standin_runs import command, options, until
 
@@ -152,7 +152,7 @@ def test_a_value_that_cannot_be_in_a_sweep_is_a_sentence(supervisor: JobSupervis
     kept = sweeps.Sweeps(supervisor)
     folder = supervisor.root / sweeps.FOLDER / "one"
     folder.mkdir(parents=True)
-    (folder / "base.toml").write_text(flat.to_toml(options(supervisor.root)))
+    (folder / "base.toml").write_text(toml_files.to_toml(options(supervisor.root)))
     member = {"values": {"learning_rate": 1e-3}, "run": "", "rung": 0, "losses": []}
     whole = {"members": [member], "steps": [5, 20], "counts": [3, 1], "notes": [], "is_ended": True}
     damages = [{"members": [{**member, **wrong}]} for wrong in ({"values": [1]}, {"values": {"nonsense": 1}}, {"rung": 9}, {"rung": 1e999})]

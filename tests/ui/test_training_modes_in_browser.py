@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 
 from kohya_like import form
 from sd_scripts.families import RUNS
-from sd_scripts.schema import flat
+from sd_scripts.schema import flat, toml_files
 from tests.ui.conftest import in_module
 
 pytestmark = pytest.mark.browser
@@ -38,7 +38,7 @@ def saved(page: Page, path: Path) -> dict[str, Any]:
     with page.expect_download() as begun:
         page.get_by_role("button", name="Save TOML").click()
     begun.value.save_as(path)
-    return flat.parse_toml(path.read_text(encoding="utf-8"), path.name)
+    return toml_files.parse_toml(path.read_text(encoding="utf-8"), path.name)
 
 
 def test_typed_values_go_along_and_untouched_ones_take_the_other_kinds_default(studio: Any, visit: Callable[..., Any]) -> None:
@@ -161,7 +161,7 @@ def test_every_kind_of_run_goes_through_a_file_and_the_page_unchanged(
             own = {name: value for name, value in settings.items() if name in flat.fields(run)}
             changed = flat.build(run, {**flat.flatten(wanted[key]), **own, "output_name": f"it's {key}".replace("/", " ")})
             given = tmp_path / "given.toml"
-            given.write_text(flat.to_toml(changed), encoding="utf-8")
+            given.write_text(toml_files.to_toml(changed), encoding="utf-8")
             # The other family holds none of these values, so that what is seen afterwards comes from the file.
             choose(page, family="flux" if family != "flux" else "sd", mode="lora")
             page.locator("#kl-learning_rate").fill("0.5")
@@ -179,7 +179,7 @@ def test_a_file_with_an_instance_opens_as_dreambooth_and_one_with_metadata_as_fi
     base = {"pretrained_model_name_or_path": "toy", "train_data_dir": "images"}
     for mode, more in (("dreambooth", {"instance_prompt": "zwx dog"}), ("finetune", {"in_json": "meta.json"})):
         path = tmp_path / f"{mode}.toml"
-        path.write_text(flat.to_toml(flat.build(RUNS["sdxl", "full"], {**base, **more})))
+        path.write_text(toml_files.to_toml(flat.build(RUNS["sdxl", "full"], {**base, **more})))
         page.locator("#kl-load").set_input_files(path)
         expect(page.locator(f"#kl-mode-{mode}")).to_be_checked()
 

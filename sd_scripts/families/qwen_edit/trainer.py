@@ -52,7 +52,7 @@ from sd_scripts.library.train.session import fill_caches, train
 from sd_scripts.programs.qwen_image_finetune import configuration
 from sd_scripts.runs.events import RunFinished, RunStopped
 from sd_scripts.runs.stopping import StopRequest
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line, flat, toml_files
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import written_aside
 from sd_scripts.schema.predict import LoadingSection
@@ -578,14 +578,14 @@ class QwenImageEditTrainer:
             self._applied = None
 
     @contextmanager
-    def _process(self, cache_only: bool = False) -> Iterator[tuple[Process, flat.Invocation]]:
+    def _process(self, cache_only: bool = False) -> Iterator[tuple[Process, command_line.Invocation]]:
         """This process of a start on the images of the configuration, and what is asked of it."""
         options = self.options
         if options.dataset.train_data_dir == configuration.NO_IMAGES:
             text = "train_data_dir is missing: the configuration names no images; give data.init_args.dataset_path, or a dataloader"
             raise OptionError(Problem("train_data_dir", text))
         stop = StopRequest()
-        asked = flat.Invocation(options, None, False, cache_only, frozenset())
+        asked = command_line.Invocation(options, None, False, cache_only, frozenset())
         process = Process.begin(asked, stop)
         try:
             with stop.listening():
@@ -600,7 +600,7 @@ def _config(given: object) -> configuration.Config | QwenImageNetwork:
         return given
     if isinstance(given, str | Path):
         is_yaml = Path(given).suffix.lower() in (".yaml", ".yml")
-        given = configuration.read(Path(given)) if is_yaml else flat.read_toml(Path(given))
+        given = configuration.read(Path(given)) if is_yaml else toml_files.read_toml(Path(given))
     config = configuration.config_of(given)
     if any(isinstance(config.get(name), Mapping) for name in configuration.SECTIONS):
         return _checked(config)

@@ -19,8 +19,8 @@ from sd_scripts.runs.events import Previewed, Warned
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import written_aside
-from sd_scripts.schema.flat import read_toml
 from sd_scripts.schema.prompts import OPTION, PromptSpec
+from sd_scripts.schema.toml_files import read_toml
 
 from .renderer import Renderer, at_once
 

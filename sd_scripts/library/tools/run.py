@@ -17,7 +17,7 @@ from types import FrameType
 
 from sd_scripts.families import TOOLS
 from sd_scripts.runs.importing import uncollected
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line, flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.tools import ToolOptions
 
@@ -32,9 +32,9 @@ def main(tool: str, argv: Sequence[str] | None = None) -> None:
     """Does what the command line asks for. Ends the process: 0 done; 1 failed or found broken; 2 wrong options; 130 cancelled."""
     options_class = TOOLS[tool]
     try:
-        options = flat.parse_tool(options_class, sys.argv[1:] if argv is None else list(argv))
+        options = command_line.parse_tool(options_class, sys.argv[1:] if argv is None else list(argv))
     except OptionError as err:
-        flat.fail(err, options_class.script)
+        command_line.fail(err, options_class.script)
     raise SystemExit(start(options))
 
 
@@ -53,7 +53,7 @@ def start(options: ToolOptions) -> int:
             if options.report.report is not None:
                 report.write(Path(options.report.report).expanduser())
     except OptionError as err:
-        flat.fail(err, options.script)
+        command_line.fail(err, options.script)
     except (ToolCancelled, KeyboardInterrupt):
         log.info("cancelled; files that were finished stay, and no other was changed")
         return 130

@@ -24,7 +24,7 @@ from sd_scripts.runs.importing import uncollected
 from sd_scripts.runs.launcher import REFUSED_FILE
 from sd_scripts.runs.rundir import RunDirectory, RunFolderLost
 from sd_scripts.runs.stopping import Stopped, StopRequest
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line, flat
 from sd_scripts.schema.errors import OptionError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def main(family: str, method: str, argv: Sequence[str] | None = None) -> None:
     run = RUNS[family, method]
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
-        asked = flat.parse_cli(run, arguments, programs.of_config_file)
+        asked = command_line.parse_cli(run, arguments, programs.of_config_file)
         if asked.dry_run:
             check_settings(asked.options)
             asked = replace(asked, notes=(*asked.notes, *map(str, missing_packages(asked.options))))
@@ -54,7 +54,7 @@ def main(family: str, method: str, argv: Sequence[str] | None = None) -> None:
     except OptionError as err:
         _log_refusal(arguments, err)
         if _rank() == 0:
-            flat.fail(err, run.script)
+            command_line.fail(err, run.script)
         raise SystemExit(2) from None
     raise SystemExit(start(asked))
 
@@ -80,7 +80,7 @@ def _log_refusal(arguments: Sequence[str], err: OptionError) -> None:
             RunDirectory(Path(given[-1])).log(RunFailed(step=0, text=str(err), advice=OTHER_OPTIONS, refused=True))
 
 
-def start(asked: flat.Invocation) -> int:
+def start(asked: command_line.Invocation) -> int:
     """Trains, and turns whatever happens into a last event and an exit code."""
     # Set before any library reads them. Progress and sentences are ours; a model that must be fetched is still fetched.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -129,7 +129,7 @@ def start(asked: flat.Invocation) -> int:
             process.close()
 
 
-def _stopped(process: Process | None, asked: flat.Invocation) -> int:
+def _stopped(process: Process | None, asked: command_line.Invocation) -> int:
     if asked.estimate or asked.dry_run:
         log.error("stopped before there was an answer")
         return 130
@@ -150,7 +150,7 @@ def _stopped(process: Process | None, asked: flat.Invocation) -> int:
     return 0
 
 
-def _failed(process: Process | None, err: Exception, asked: flat.Invocation) -> int:
+def _failed(process: Process | None, err: Exception, asked: command_line.Invocation) -> int:
     """The sentence on the console, the `failed` event, and the exit code of an error."""
     text, advice, code = _one_line(err), "the whole error is in console.log; please report it", 1
     lost = _is_lost(err)
@@ -192,7 +192,7 @@ def _failed(process: Process | None, err: Exception, asked: flat.Invocation) -> 
     return code
 
 
-def _advice(process: Process | None, asked: flat.Invocation) -> str:
+def _advice(process: Process | None, asked: command_line.Invocation) -> str:
     """What to change after running out of memory."""
     if process is None:
         return "a smaller model"

@@ -33,7 +33,7 @@ from sd_scripts.library.render.class_images import wanted as wanted_class_images
 from sd_scripts.library.render.renderer import Renderer
 from sd_scripts.runs import resume
 from sd_scripts.runs.rundir import RunDirectory
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line, toml_files
 from sd_scripts.schema.compile import CompileOptions
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import one_at_a_time, write_atomically
@@ -56,7 +56,7 @@ class Read:
     """The images of a start, and how long it trains on them."""
 
     process: Process
-    asked: flat.Invocation
+    asked: command_line.Invocation
     """As it was given; options are what they come to in this process."""
     options: RunOptions
     family: ModelFamily
@@ -95,7 +95,7 @@ class Prepared(WithPreviews):
     """What this run is expected to take of a GPU, as the first process has written it down."""
 
 
-def prepare(process: Process, asked: flat.Invocation) -> Prepared:
+def prepare(process: Process, asked: command_line.Invocation) -> Prepared:
     """All of this phase, with class images made and the run's folder open. Raises OptionError."""
     resolved, parts = with_class_images(process, resolved_options(process, asked))
     found = shown(read(process, asked, resolved, parts=parts))
@@ -112,7 +112,7 @@ def prepare(process: Process, asked: flat.Invocation) -> Prepared:
     return replace(prepared, forecast=_forecast(prepared))
 
 
-def resolved_options(process: Process, asked: flat.Invocation) -> RunOptions:
+def resolved_options(process: Process, asked: command_line.Invocation) -> RunOptions:
     """The options with what this process and its devices decide. Raises OptionError for devices that are not here."""
     options = with_global_batch(with_precision(asked.options, process.device), process.peers.world)
     encoder_devices(options.model, process.device)
@@ -184,7 +184,7 @@ def _with_class_folder(options: RunOptions, folder: Path | None) -> RunOptions:
     return options.model_copy(update={"dataset": options.dataset.model_copy(update=named)})
 
 
-def read(process: Process, asked: flat.Invocation, options: RunOptions, *, missing: int = 0, parts: Parts | None = None) -> Read:
+def read(process: Process, asked: command_line.Invocation, options: RunOptions, *, missing: int = 0, parts: Parts | None = None) -> Read:
     """Looks at the images and plans their batches. Raises OptionError with everything that is wrong with them.
 
     missing: class images that a start would make; parts: what was loaded to make them.
@@ -311,7 +311,7 @@ def _open_for(found: WithPreviews, start: resume.Start, wanted: resume.Wanted) -
     options, process, plan = found.options, found.process, found.plan
     run = start.run or RunDirectory.create(Path(options.output.output_dir), options.output.output_name, found.asked.options)
     process.open(run, options.script)
-    config = flat.to_toml(found.asked.options)
+    config = toml_files.to_toml(found.asked.options)
     if not run.config.is_file() or run.config.read_text(encoding="utf-8") != config:
         write_atomically(run.config, config)
     write_atomically(run.path / IMAGES, json.dumps(wanted.images))

@@ -19,7 +19,7 @@ from sd_scripts.runs.resume import RunLock
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.runs.states import state_folders
 from sd_scripts.runs.stopping import StopRequest, is_for_earlier_start
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line
 
 from .checkpoint import remove_leftovers
 from .environment import check_processes, make_accelerator
@@ -61,7 +61,7 @@ class Process:
         self._console: logging.Handler | None = None
 
     @classmethod
-    def begin(cls, asked: flat.Invocation, stop: StopRequest) -> Process:
+    def begin(cls, asked: command_line.Invocation, stop: StopRequest) -> Process:
         """Joins the other processes, and takes the folder that the command names. Raises OptionError and TrainingError."""
         check_processes(asked.options)
         # Whoever called us may have made the process group, and has more to do with it.

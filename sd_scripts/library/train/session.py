@@ -12,7 +12,7 @@ from sd_scripts.library.memory.forecast import answers as forecasts
 from sd_scripts.runs import resume
 from sd_scripts.runs.early_checks import missing_packages
 from sd_scripts.runs.rundir import RunDirectory
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.runs import RunOptions
 
@@ -39,7 +39,7 @@ class TrainingEnding:
     step: int
 
 
-def train(process: Process, asked: flat.Invocation) -> TrainingEnding:
+def train(process: Process, asked: command_line.Invocation) -> TrainingEnding:
     """Trains to the last step, or until somebody asks it to stop."""
     prepared = prepare(process, asked)
     total, run = prepared.total_steps, prepared.start.run
@@ -63,7 +63,7 @@ def train(process: Process, asked: flat.Invocation) -> TrainingEnding:
     return TrainingEnding(finished, text, run, trainer.step)
 
 
-def fill_caches(process: Process, asked: flat.Invocation) -> str:
+def fill_caches(process: Process, asked: command_line.Invocation) -> str:
     """Encodes what the run needs and is not kept yet, without the denoising network; a summary for people."""
     options, parts = with_class_images(process, _kept_on_disk(resolved_options(process, asked)))
     found = read(process, asked, options, parts=parts)
@@ -85,7 +85,7 @@ def _kept_on_disk(options: RunOptions) -> RunOptions:
     return options.model_copy(update={"dataset": data.model_copy(update=kept)})
 
 
-def dry_run(process: Process, asked: flat.Invocation) -> str:
+def dry_run(process: Process, asked: command_line.Invocation) -> str:
     """Checks everything that can be checked without weights; a summary for people. Raises OptionError."""
     options, missing = expecting_class_images(resolved_options(process, asked))
     found = shown(read(process, asked, options, missing=missing))
@@ -98,7 +98,7 @@ def dry_run(process: Process, asked: flat.Invocation) -> str:
     return about_start(options, found.plan, found.total_steps, start, len(found.prompts), missing, found.sources)
 
 
-def estimate(process: Process, asked: flat.Invocation) -> str:
+def estimate(process: Process, asked: command_line.Invocation) -> str:
     """The memory that the run will take on a GPU, and a plan for a card where one is named. Raises OptionError."""
     options, missing = expecting_class_images(resolved_options(process, asked))
     found = shown(read(process, asked, options, missing=missing))

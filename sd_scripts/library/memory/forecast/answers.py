@@ -21,7 +21,7 @@ from sd_scripts.library.train.environment import CPU, with_global_batch
 from sd_scripts.runs.command import shown
 from sd_scripts.runs.events import ForecastChecked, Forecasted
 from sd_scripts.runs.rundir import RunDirectory
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line
 from sd_scripts.schema.prompts import PromptSpec
 from sd_scripts.schema.runs import RunOptions
 
@@ -33,7 +33,7 @@ from .values import CARDS, GIB, Bucket, Forecast, Questions, Size
 log = logging.getLogger("sd_scripts")
 
 
-def for_estimate(asked: flat.Invocation) -> flat.Invocation:
+def for_estimate(asked: command_line.Invocation) -> command_line.Invocation:
     """The same invocation, of one process that opens no run folder and forecasts for a GPU, whatever this machine has."""
     options, distributed = asked.options, asked.options.distributed
     if distributed.multi_gpu:

@@ -6,7 +6,7 @@ from functools import partial
 
 from sd_scripts.families import FACTS
 from sd_scripts.library.render.predict import CPU
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line
 from sd_scripts.schema.predict import PredictOptions
 
 from . import answers
@@ -16,7 +16,7 @@ from .fitting import FitPlan, Predict, Tried, fewest_blocks, plan_of
 from .values import GIB, Forecast
 
 
-def answer(options: PredictOptions, asked: flat.Question) -> str:
+def answer(options: PredictOptions, asked: command_line.Question) -> str:
     """The forecast of drawing, with a plan where a card is named: for people, or its last line for programs. Raises OptionError."""
     forecaster = DrawingForecaster(partial(say, asked.as_json))
     found, on_cpu = forecaster(options), card_of(devices_asked(options)) == CPU

@@ -17,7 +17,7 @@ from sd_scripts.library.tools.run import ToolCancelled, ended_by_signals
 from sd_scripts.runs import drawing
 from sd_scripts.runs.drawing import BASE
 from sd_scripts.runs.importing import uncollected
-from sd_scripts.schema import flat
+from sd_scripts.schema import command_line, flat, toml_files
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.generate import FAMILIES, USUAL_PROMPT, GenerateOptions, generate_options
 from sd_scripts.schema.predict import PredictOptions
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sd_scripts")
 
-Parsed = tuple[PredictOptions, flat.Question | None]
+Parsed = tuple[PredictOptions, command_line.Question | None]
 
 
 def main(kind: type[PredictOptions], argv: Sequence[str] | None = None) -> None:
@@ -38,7 +38,7 @@ def main(kind: type[PredictOptions], argv: Sequence[str] | None = None) -> None:
     Ends the process: 0 done; 1 failed; 2 wrong options; 130 cancelled.
     """
     line = sys.argv[1:] if argv is None else list(argv)
-    _do(kind.script, lambda: flat.parse_question(kind, line), partial(flat.build, kind))
+    _do(kind.script, lambda: command_line.parse_question(kind, line), partial(flat.build, kind))
 
 
 def generate(argv: Sequence[str] | None = None) -> None:
@@ -48,13 +48,13 @@ def generate(argv: Sequence[str] | None = None) -> None:
     def parsed() -> Parsed:
         given = _given(line)
         if given.get("serve") or "--help" in line or "-h" in line:
-            return flat.parse_question(generate_options(str(given.get("family") or FAMILIES[0])), line)
+            return command_line.parse_question(generate_options(str(given.get("family") or FAMILIES[0])), line)
         values, kind = drawing.filled(given)
         if given.get("estimate") or given.get("fit"):
             values = {"prompt": USUAL_PROMPT, **values}
         # What follows from files stands below what a person gave; adapters are those of both.
         under = {name: value for name, value in values.items() if name not in given or name in ("lora", "prompt_list")}
-        return flat.parse_question(kind, line, under, over={"lora": values["lora"]})
+        return command_line.parse_question(kind, line, under, over={"lora": values["lora"]})
 
     _do(GenerateOptions.script, parsed, drawing.completed)
 
@@ -71,7 +71,7 @@ def _given(line: Sequence[str]) -> dict[str, object]:
         parser.add_argument(f"--{name}", action="store_true")
     known = vars(parser.parse_known_args(list(line))[0])
     if known["config_file"]:
-        found = flat.read_toml(Path(known["config_file"]))
+        found = toml_files.read_toml(Path(known["config_file"]))
     return {**found, **{name: value for name, value in known.items() if value and name != "config_file"}}
 
 
@@ -79,7 +79,7 @@ def _do(script: str, parsed: Callable[[], Parsed], read: Read) -> None:
     try:
         options, question = parsed()
     except OptionError as err:
-        flat.fail(err, script)
+        command_line.fail(err, script)
     # Set before any library reads them.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -96,7 +96,7 @@ def _do(script: str, parsed: Callable[[], Parsed], read: Read) -> None:
     raise SystemExit(start(options) if question is None else estimate(options, question))
 
 
-def estimate(options: PredictOptions, question: flat.Question) -> int:
+def estimate(options: PredictOptions, question: command_line.Question) -> int:
     """Says what memory drawing takes; returns the exit code."""
     with uncollected("torch"):
         from sd_scripts.library.memory.forecast import drawing_answers
@@ -108,7 +108,7 @@ def estimate(options: PredictOptions, question: flat.Question) -> int:
         log.error("stopped before there was an answer")
         return 130
     except OptionError as err:
-        flat.fail(err, options.script)
+        command_line.fail(err, options.script)
     sys.stdout.write(said + "\n")
     return 0
 
@@ -124,7 +124,7 @@ def start(options: PredictOptions) -> int:
     last = events[-1]
     if last["event"] == "failed":
         if last["problems"]:
-            flat.fail(OptionError([Problem(item["option"], item["message"]) for item in last["problems"]]), options.script)
+            command_line.fail(OptionError([Problem(item["option"], item["message"]) for item in last["problems"]]), options.script)
         log.error("%s: %s%s", options.script, last["text"], f". {last['advice']}" if last["advice"] else "")
         return 1
     report = Report(last["files"], {name: last[name] for name in ("files", "seeds", "size", "seconds")})
