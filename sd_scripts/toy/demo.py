@@ -20,10 +20,12 @@ from PIL import Image, ImageDraw, ImageFont
 from sd_scripts.families import FACTS, RUNS, family
 from sd_scripts.runs.command import launch_command, shown
 from sd_scripts.runs.rundir import RunDirectory
+from sd_scripts.schema.command_line import fail
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import written_aside
-from sd_scripts.schema.flat import build, fail, read_toml
+from sd_scripts.schema.flat import build
 from sd_scripts.schema.runs import RunOptions
+from sd_scripts.schema.toml_files import read_toml
 
 from . import measure
 

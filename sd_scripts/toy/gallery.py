@@ -22,11 +22,13 @@ from PIL import Image, ImageDraw, ImageFont
 
 from sd_scripts.families import FACTS, RUNS, family
 from sd_scripts.runs.command import launch_command, launch_environment
+from sd_scripts.schema.command_line import fail
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import write_atomically, written_aside
-from sd_scripts.schema.flat import build, fail, read_toml, run_of, to_toml
+from sd_scripts.schema.flat import build, run_of
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import SampleOptions
+from sd_scripts.schema.toml_files import read_toml, to_toml
 
 from . import edits, measure, worlds
 from .build import BASES
