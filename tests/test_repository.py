@@ -29,6 +29,7 @@ TOP_LEVEL = (
     + ["README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
 )
 LARGEST_FILE_BYTES = 9 * 2**20
+ALL_FILES_BYTES = 56 * 2**20
 # Extra packages a user may install; the code that imports one says so when it is missing.
 OPTIONAL = {
     "pillow_jxl",
@@ -174,6 +175,10 @@ def test_the_top_level_is_complete():
 def test_nothing_else_lies_at_the_top_level():
     hidden = {".ci", ".dockerignore", ".gitattributes", ".gitignore"}
     assert {path.parts[0] for path in FILES} - {name.partition("/")[0] for name in TOP_LEVEL} - hidden - {"Dockerfile"} == set()
+
+
+def test_all_files_together_are_not_large():
+    assert sum((ROOT / path).stat().st_size for path in FILES) <= ALL_FILES_BYTES
 
 
 def test_no_file_is_large():

@@ -28,6 +28,8 @@ class Flux3ModelOptions(ReferenceModelOptions, LanguageModelOptions):
     model_type: ClassVar[str] = "flux_3"
     own_controls: ClassVar[Controls] = Controls(0, MAX_CONTROLS, FACTS.label)
 
+    pretrained_model_name_or_path: Annotated[str, Show(basic=True, kind="file")]
+    """Base model: a .safetensors file, a diffusers folder or a hub id."""
     vae: Annotated[str | None, Show(kind="file")] = None
     """The VAE (FLUX.2's): flux2-vae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""
     text_encoder: Annotated[str | None, Show(kind="file")] = None
