@@ -259,9 +259,8 @@ def shows(toy: Toy, output_dir: Path, docs: Path, num: int) -> None:
     log.info("%s: drawing %d images of each of %s", toy.name, num, ", ".join(toy.words))
     found = drawn(toy, options, file, num)
     record.parent.mkdir(parents=True, exist_ok=True)
-    with written_aside(record.with_suffix(".png")) as aside:
-        # Few colours: a palette of them is off by half of one of 255, in 60 % of the bytes.
-        grid(found).quantize(256, kmeans=1, dither=Image.Dither.NONE).save(aside, format="PNG", optimize=True)
+    with written_aside(record.with_suffix(".webp")) as aside:
+        grid(found).save(aside, format="WEBP", quality=88, method=6)
     values = {"preset": mark, "num": num, "steps": options.training.max_train_steps, "seconds": round(seconds)}
     write_atomically(record, json.dumps(values | {"right": {kind: one.right for kind, one in found.items()}}, indent=2) + "\n")
 
@@ -276,7 +275,7 @@ def page(docs: Path) -> str:
         options = RUNS[_run(toy)]
         lines += [
             f"## {FACTS[options.family].label}, `{toy.name}`\n",
-            f"![{toy.name}: rows before and after](images/toys/{toy.name}.png)\n",
+            f"![{toy.name}: rows before and after](images/toys/{toy.name}.webp)\n",
         ]
         whens = list(next(iter(facts["right"].values())))
         lines += [f"| of {facts['num']} images as asked | {' | '.join(whens)} |", f"|---|{'---|' * len(whens)}"]

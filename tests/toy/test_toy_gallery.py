@@ -19,7 +19,7 @@ def test_the_page_is_written_from_the_records_beside_its_images():
     records = [gallery.record_of(toy, ROOT / "docs") for toy in TOYS]
     assert any(record.is_file() for record in records)
     assert (ROOT / "docs" / "toys.md").read_text(encoding="utf-8") == gallery.page(ROOT / "docs")
-    assert all(record.with_suffix(".png").is_file() == record.is_file() for record in records)
+    assert all(record.with_suffix(".webp").is_file() == record.is_file() for record in records)
 
 
 def test_a_record_that_changes_changes_its_line_of_the_page(tmp_path):
@@ -104,7 +104,7 @@ def test_a_toy_is_trained_drawn_and_measured_once_and_again_when_its_preset_chan
     assert {kind: set(right) for kind, right in facts["right"].items()} == dict.fromkeys(words, whens)
     if family == "sd":
         assert facts["right"]["teal"]["before"] == 0 and facts["right"]["old"]["before"] >= 0.9
-    with Image.open(record.with_suffix(".png")) as grid:
+    with Image.open(record.with_suffix(".webp")) as grid:
         assert grid.width > 800
     runs = sorted((tmp_path / "out").glob("*/*/"))
     gallery.main(call)
