@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import hashlib
 import io
 import itertools
 import json
@@ -62,11 +63,13 @@ def write_dataset(name: str, folder: Path) -> ToyDataset:
     The folder appears complete or not at all. Raises ValueError for an unknown name, and for a folder that
     holds something else.
     """
-    files = _files(name)
-    if _read_record(folder) != _record(name) or not _is_whole(folder, files):
-        _check_replaceable(folder)
-        _replace(folder, files | {_RECORD: _record(name)})
-    reg, test = (folder / part if any(path.startswith(f"{part}/") for path in files) else None for part in ("reg", "test"))
+    if not _is_whole(name, folder):
+        files = _files(name)
+        # Another process may have written it in the meantime, and read from it already.
+        if not _is_whole(name, folder):
+            _check_replaceable(folder)
+            _replace(folder, files | {_RECORD: _record(name, {path: _digest(content) for path, content in files.items()})})
+    reg, test = (folder / part if (folder / part).is_dir() else None for part in ("reg", "test"))
     return ToyDataset(name, folder / "train", reg, test)
 
 
@@ -176,8 +179,12 @@ def _png(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def _record(name: str) -> bytes:
-    return (json.dumps({"toy_dataset": name, "recipe_version": _RECIPE_VERSION}, indent=2) + "\n").encode()
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _record(name: str, digests: dict[str, str]) -> bytes:
+    return (json.dumps({"toy_dataset": name, "recipe_version": _RECIPE_VERSION, "files": digests}, indent=2) + "\n").encode()
 
 
 def _read_record(folder: Path) -> bytes | None:
@@ -187,17 +194,26 @@ def _read_record(folder: Path) -> bytes | None:
         return None
 
 
-def _is_whole(folder: Path, files: dict[str, bytes]) -> bool:
+def _is_whole(name: str, folder: Path) -> bool:
+    # By the digests that were written along: drawing a set of 500 pairs anew takes seconds.
+    record = _read_record(folder) or b""
     try:
-        return all((folder / path).read_bytes() == content for path, content in files.items())
-    except OSError:
+        digests = dict(json.loads(record)["files"])
+        return record == _record(name, digests) and all(_digest((folder / path).read_bytes()) == digest for path, digest in digests.items())
+    except (OSError, ValueError, LookupError, TypeError):
+        # None is there, it is damaged, or of a version that wrote no digests.
         return False
 
 
 def _check_replaceable(folder: Path) -> None:
     # Only what this module wrote may go, perhaps by an older recipe.
-    ours = b'"toy_dataset"' in (_read_record(folder) or b"")
-    if not ours and folder.exists() and any(folder.iterdir()):
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return
+    # A record that is gone by now was moved away by another process that writes the same.
+    ours = _RECORD in names and b'"toy_dataset"' in (_read_record(folder) or b'"toy_dataset"')
+    if names and not ours:
         raise ValueError(f"{folder} holds other files; give an empty or new folder for the toy dataset")
 
 

@@ -1,6 +1,7 @@
 """Toy datasets: kohya's layout, always the same bytes, complete or absent."""
 
 import functools
+import hashlib
 import json
 import threading
 
@@ -173,6 +174,29 @@ def test_a_written_dataset_is_left_alone(tmp_path):
     cache.write_bytes(b"latents")
     assert write_dataset("edits", tmp_path / "edits") == written
     assert cache.read_bytes() == b"latents"
+
+
+def test_a_written_dataset_is_known_by_its_record_and_not_drawn_again(tmp_path):
+    folder = tmp_path / "subject"
+    write_dataset("subject", folder)
+    record = json.loads((folder / "dataset.json").read_text())
+    first = next(iter(record["files"]))
+    (folder / first).write_bytes(b"another drawing")
+    record["files"][first] = hashlib.sha256(b"another drawing").hexdigest()
+    (folder / "dataset.json").write_text(json.dumps(record, indent=2) + "\n")
+    write_dataset("subject", folder)
+    assert (folder / first).read_bytes() == b"another drawing"
+
+
+@pytest.mark.parametrize(
+    "record", ['{"toy_dataset": "subject", "recipe_version": 9}', '{"toy_dataset": "subject", "files": 3}', '{"toy_dataset": "sub']
+)
+def test_a_dataset_with_the_record_of_an_older_version_or_half_of_one_is_written_again(record, written, tmp_path):
+    folder = tmp_path / "subject"
+    write_dataset("subject", folder)
+    (folder / "dataset.json").write_text(record)
+    write_dataset("subject", folder)
+    assert _bytes_below(folder) == _bytes_below(written("subject").train_data_dir.parent)
 
 
 def test_a_damaged_image_of_a_written_dataset_is_written_again(tmp_path):
