@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import signal
 import sys
 import warnings
 from typing import Any
+
+import pynvml
 
 import gui
 from kohya_like import startup
@@ -36,6 +39,10 @@ def run(order: dict[str, Any]) -> int:
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
+    if given := order["environment"].get("PYTHONPATH"):
+        sys.path[:0] = given.split(os.pathsep)
+        # A stand-in for the driver may lie there.
+        importlib.reload(pynvml)
     sys.executable = order["python"]
     warnings.simplefilter("error", ResourceWarning)
     return gui.main(order["arguments"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -204,9 +205,9 @@ def test_a_model_waits_for_a_device_as_a_run_does_and_runs_wait_for_it(
 
 
 def test_faces_that_are_cut_are_findings_of_the_images_as_they_are_cut_now(
-    context: Context, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: Context, folder: Path, tmp_path: Path, warm_python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    monkeypatch.setattr(sys, "executable", warm_python)
     model = small_segmenters.build("yolos", tmp_path / "yolos", seed=2)
     desk = desk_of(context, folder, resolution="32,128", enable_bucket=False)
     # Random weights know no faces; here everything is one.
@@ -228,9 +229,9 @@ def test_faces_that_are_cut_are_findings_of_the_images_as_they_are_cut_now(
 
 
 def test_near_duplicates_by_a_model_are_groups_of_the_images_that_have_not_changed_since(
-    context: Context, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: Context, folder: Path, tmp_path: Path, warm_python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    monkeypatch.setattr(sys, "executable", warm_python)
     desk = desk_of(context, folder)
     assert jobs.forms(desk, {})["alike"] == []
     # At this distance everything is alike.

@@ -58,7 +58,7 @@ def place(studios: Callable[..., Any], run_folder: tuple[Path, list[int]]) -> Pl
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(file, []).items():
             patch.setenv(name, value)
-        studio = studios(output_dir=root, own=True)
+        studio = studios(output_dir=root)
     return Place(studio.url, file, [], pids)
 
 

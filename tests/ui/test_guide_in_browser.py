@@ -37,7 +37,7 @@ def studio_of(studios: Callable[..., Any], root: Path) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         patch.setenv("PYTHONPATH", str(ROOT))
-        studio = studios(output_dir=root)
+        studio = studios(output_dir=root, warm=True)
         yield studio
         studio.end()
         supervisor = JobSupervisor(root)

@@ -27,7 +27,7 @@ def place(studios: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in fake_nvml.environment(tmp_path_factory.mktemp("driver") / "cards.json", CARDS).items():
             patch.setenv(name, value)
-        yield studios(own=True)
+        yield studios()
 
 
 def fill(page: Page, **texts: str) -> None:
