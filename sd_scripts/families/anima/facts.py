@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sd_scripts.families.common.qwen3_signs import QWEN3_SIGN
 from sd_scripts.families.common.qwen_vae_signs import QWEN_VAE_SIGN
-from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, KohyaFacts, NetworkFacts, PublishedBase, Sign
+from sd_scripts.families.common.transformer_facts import transformer_facts
+from sd_scripts.schema.facts import AdapterMarks, KohyaFacts, PublishedBase, Sign
 
 TRANSFORMER = "an Anima transformer"
 CONDITIONER = "a text conditioner of Anima alone"
@@ -14,13 +15,11 @@ _ON_THE_PAGE = """cache_text_encoder_outputs cache_text_encoder_outputs_to_disk 
     vae_disable_cache unsloth_offload_checkpointing qwen_image_vae_2d compile torch_compile compile_backend compile_mode compile_dynamic
     compile_fullgraph compile_cache_size_limit""".split()
 """What has a widget of its own for this family on kohya_ss's page."""
-FACTS = FamilyFacts(
+FACTS = transformer_facts(
     label="Anima",
     place=54,
     edits=False,
-    evaluates=False,
     demo="toy-star-anima",
-    labels={},
     kohya=KohyaFacts(
         asked=0,
         boxes=("anima_checkbox",),
@@ -54,16 +53,7 @@ FACTS = FamilyFacts(
         ),
     ),
     companions=("vae", "text_encoder", "text_conditioner"),
-    whole_files=False,
-    network=NetworkFacts(
-        head_sizes=lambda model: (128,),
-        text_lengths_vary=lambda model: False,
-        always_masked=False,
-        mostly_weights=False,
-        guided_together=False,
-        quantized_encoder="te1",
-        vae_in_16_bits=True,
-    ),
+    network={"text_lengths_vary": lambda model: False, "mostly_weights": False},
     lora_module="networks.lora_anima",
     signs=(
         Sign(TRANSFORMER, lambda names: names.has("llm_adapter.out_proj.") and names.has("blocks.0.adaln_modulation_self_attn.")),

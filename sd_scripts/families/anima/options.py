@@ -4,27 +4,23 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from sd_scripts.families.common.transformer_options import LanguageModelOptions, transformer_runs
+from sd_scripts.families.common.transformer_options import LanguageModelOptions, QwenVaeModelOptions, transformer_runs
 from sd_scripts.schema.fields import NotNegative, Positive, Show
 from sd_scripts.schema.model import EncoderDevicesOptions, FewStepModelOptions
 from sd_scripts.schema.network import BlocksNetworkOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions
 from sd_scripts.schema.output import AdapterOutputOptions
-from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import SampleOptions
 
 from .facts import FACTS
 
 
-class AnimaModelOptions(LanguageModelOptions, FewStepModelOptions, EncoderDevicesOptions):
+class AnimaModelOptions(QwenVaeModelOptions, LanguageModelOptions, FewStepModelOptions, EncoderDevicesOptions):
     """The Anima base model: Base is made to be trained, Aesthetic and Turbo to draw with."""
 
     grid: ClassVar[int] = 16
-    latent_side: ClassVar[int] = 8
     model_type: ClassVar[str] = "anima"
 
-    vae: Annotated[str | None, Show(kind="file")] = None
-    """The VAE (Qwen-Image's): a .safetensors file, a diffusers folder or a hub id; None takes the one that comes with the base model."""
     text_encoder: Annotated[str | None, Show(kind="file")] = None
     """The Qwen3-0.6B text encoder: a .safetensors file, a folder (with its tokenizer) or a hub id; None takes the one that comes with the
     base model."""
@@ -72,12 +68,6 @@ class AnimaAdapterOutputOptions(AdapterOutputOptions):
     with comfyui's (`diffusion_model.`, without alphas) by ComfyUI, diffusers. verify_lora counts the layers of a file."""
 
 
-class _AnimaRun(RunOptions):
-    family: ClassVar[str] = "anima"
-
-    model: AnimaModelOptions
-    objective: AnimaFlowObjectiveOptions = AnimaFlowObjectiveOptions()
-    samples: AnimaSampleOptions = AnimaSampleOptions()
-
-
-RUNS = transformer_runs(_AnimaRun, FACTS.label, AnimaAdapterOutputOptions, AnimaNetworkOptions)
+RUNS = transformer_runs(
+    "anima", FACTS.label, AnimaModelOptions, AnimaFlowObjectiveOptions, AnimaSampleOptions, AnimaAdapterOutputOptions, AnimaNetworkOptions
+)

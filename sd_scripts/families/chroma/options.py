@@ -8,7 +8,6 @@ from sd_scripts.families.common.transformer_options import UnsizedObjectiveOptio
 from sd_scripts.schema.fields import NotNegative, Positive, Show
 from sd_scripts.schema.model import BaseModelOptions, file_name
 from sd_scripts.schema.output import AdapterOutputOptions
-from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import FlowSampleOptions
 
 from .facts import FACTS
@@ -59,12 +58,6 @@ class ChromaAdapterOutputOptions(AdapterOutputOptions):
     ComfyUI, diffusers; with comfyui's (`diffusion_model.`) by ComfyUI, diffusers. verify_lora counts the layers of a file."""
 
 
-class _ChromaRun(RunOptions):
-    family: ClassVar[str] = "chroma"
-
-    model: ChromaModelOptions
-    objective: ChromaFlowObjectiveOptions = ChromaFlowObjectiveOptions()
-    samples: ChromaSampleOptions = ChromaSampleOptions()
-
-
-RUNS = transformer_runs(_ChromaRun, FACTS.label, ChromaAdapterOutputOptions)
+RUNS = transformer_runs(
+    "chroma", FACTS.label, ChromaModelOptions, ChromaFlowObjectiveOptions, ChromaSampleOptions, ChromaAdapterOutputOptions
+)

@@ -8,18 +8,15 @@ from sd_scripts.schema.fields import Positive, Show, Side
 from sd_scripts.schema.objective import FlowObjectiveOptions, SizeShift
 from sd_scripts.schema.output import AdapterOutputOptions
 
-from .transformer_options import LanguageModelOptions, ReferenceModelOptions
+from .transformer_options import LanguageModelOptions, ReferenceModelOptions, SquareVaeModelOptions
 
 
-class Flux2ModelOptions(ReferenceModelOptions, LanguageModelOptions):
+class Flux2ModelOptions(ReferenceModelOptions, SquareVaeModelOptions, LanguageModelOptions):
     """A FLUX.2 base model: text to image, and editing with reference images."""
 
     grid: ClassVar[int] = 16
-    latent_side: ClassVar[int] = 16
     model_type: ClassVar[str] = "flux_2"
 
-    vae: Annotated[str | None, Show(kind="file")] = None
-    """The VAE (FLUX.2's): flux2-vae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""
     max_token_length: Annotated[int, Field(ge=16, le=512)] = 512
     """Tokens of a caption that are read, with those of the chat template and of the padding, which the transformer sees. 512 is what the
     model was trained with."""

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import create_model
 
+from sd_scripts.schema.dataset import DatasetOptions, PairDatasetOptions
 from sd_scripts.schema.fields import Show, Side
 from sd_scripts.schema.memory import FullMemoryOptions
 from sd_scripts.schema.model import BaseModelOptions, Controls, file_name
@@ -14,6 +15,7 @@ from sd_scripts.schema.objective import FlowObjectiveOptions
 from sd_scripts.schema.optimizer import FullOptimizerOptions
 from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions
+from sd_scripts.schema.samples import SampleOptions
 
 
 class LanguageModelOptions(BaseModelOptions):
@@ -35,6 +37,39 @@ class LanguageModelOptions(BaseModelOptions):
     def header_values(self) -> dict[str, object]:
         """See ModelOptions."""
         return {"model_type": self.model_type, "max_token_length": self.max_token_length, "vae_name": file_name(self.vae)}
+
+
+class UnbuiltModelOptions(BaseModelOptions):
+    """A base model of which there is no built-in one."""
+
+    pretrained_model_name_or_path: Annotated[str, Show(basic=True, kind="file")]
+    """Base model: a .safetensors file, a diffusers folder or a hub id."""
+
+
+class QwenVaeModelOptions(BaseModelOptions):
+    """A base model whose latents Qwen-Image's VAE makes."""
+
+    latent_side: ClassVar[int] = 8
+
+    vae: Annotated[str | None, Show(kind="file")] = None
+    """The VAE (Qwen-Image's): a .safetensors file, a diffusers folder or a hub id; None takes the one that comes with the base model."""
+
+
+class SquareVaeModelOptions(BaseModelOptions):
+    """A base model whose latents FLUX.2's VAE makes."""
+
+    latent_side: ClassVar[int] = 16
+
+    vae: Annotated[str | None, Show(kind="file")] = None
+    """The VAE (FLUX.2's): flux2-vae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""
+
+
+class Qwen3VL4BModelOptions(BaseModelOptions):
+    """A base model whose captions Qwen3-VL-4B reads."""
+
+    text_encoder: Annotated[str | None, Show(kind="file")] = None
+    """The Qwen3-VL-4B text encoder: a .safetensors file, a folder (with its tokenizer) or a hub id; None takes the one that comes with the
+    base model."""
 
 
 class ReferenceModelOptions(BaseModelOptions):
@@ -66,23 +101,33 @@ class UnsizedObjectiveOptions(FlowObjectiveOptions):
 
 
 def transformer_runs(
-    common: type[RunOptions], label: str, output: type[AdapterOutputOptions], network: type[BlocksNetworkOptions] = BlocksNetworkOptions
+    family: str,
+    label: str,
+    model: type[BaseModelOptions],
+    objective: type[FlowObjectiveOptions],
+    samples: type[SampleOptions],
+    output: type[AdapterOutputOptions],
+    network: type[BlocksNetworkOptions] = BlocksNetworkOptions,
 ) -> tuple[type[RunOptions], ...]:
-    """A family's kinds of run, an adapter and the transformer itself, with the sections of `common`; output, network: of the adapter."""
-    of_adapters = {"network": network, "output": output}
+    """A family's kinds of run, an adapter and the transformer itself, with these sections; output, network: of the adapter. A model that
+    takes reference images is trained on pairs."""
+    common = {"objective": objective, "samples": samples}
+    of_adapters = {**common, "network": network, "output": output}
     of_models = {
+        **common,
         "network": TransformerFullOptions,
         "optimizer": FullOptimizerOptions,
         "memory": FullMemoryOptions,
         "output": ModelOutputOptions,
     }
+    dataset = PairDatasetOptions if issubclass(model, ReferenceModelOptions) else DatasetOptions
 
     def made(method: str, script: str, noun: str, about: str, sections: dict[str, Any]) -> type[RunOptions]:
         fields: dict[str, Any] = {name: (section, section()) for name, section in sections.items()}
         run: type[RunOptions] = create_model(
-            f"{common.__name__}_{method}", __base__=common, __module__=common.__module__, __doc__=f"{about} {label}.", **fields
+            f"{family}_{method}", __base__=RunOptions, __doc__=f"{about} {label}.", model=(model, ...), dataset=(dataset, ...), **fields
         )
-        run.method, run.script, run.label = method, f"{common.family}_{script}.py", f"{label} {noun}"
+        run.family, run.method, run.script, run.label = family, method, f"{family}_{script}.py", f"{label} {noun}"
         return run
 
     return (

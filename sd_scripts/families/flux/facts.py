@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from sd_scripts.families.common.double_stream_signs import TRANSFORMER
-from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, KohyaFacts, NetworkFacts, PublishedBase, Sign
+from sd_scripts.families.common.transformer_facts import transformer_facts
+from sd_scripts.schema.facts import AdapterMarks, KohyaFacts, PublishedBase, Sign
 
-FACTS = FamilyFacts(
+FACTS = transformer_facts(
     label="FLUX",
     place=20,
     edits=False,
-    evaluates=False,
     demo="toy-star-flux",
-    labels={},
     kohya=KohyaFacts(
         asked=1,
         boxes=("flux1_checkbox",),
@@ -46,16 +45,7 @@ FACTS = FamilyFacts(
         architectures=("flux",), text_widths=(), layers=r"double_blocks|single_blocks|single_transformer_blocks|lora_te3_"
     ),
     companions=("ae", "clip_l", "t5xxl"),
-    whole_files=False,
-    network=NetworkFacts(
-        head_sizes=lambda model: (128,),
-        text_lengths_vary=lambda model: model.apply_t5_attn_mask,
-        always_masked=False,
-        mostly_weights=True,
-        guided_together=False,
-        quantized_encoder="te3",
-        vae_in_16_bits=True,
-    ),
+    network={"text_lengths_vary": lambda model: model.apply_t5_attn_mask, "quantized_encoder": "te3"},
     lora_module="networks.lora_flux",
     signs=(
         # Names are the same in bf16 and in fp8 files, which only add scales. Other models have these blocks, and one network for their

@@ -5,28 +5,17 @@ from __future__ import annotations
 from sd_scripts.families.common.flux2_signs import KLEIN, is_flux2
 from sd_scripts.families.common.qwen3_signs import QWEN3_SIGN
 from sd_scripts.families.common.square_vae_signs import SQUARE_VAE_SIGN
-from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, NetworkFacts, PublishedBase, Sign
+from sd_scripts.families.common.transformer_facts import transformer_facts
+from sd_scripts.schema.facts import AdapterMarks, PublishedBase, Sign
 
-FACTS = FamilyFacts(
+FACTS = transformer_facts(
     label="FLUX.2 Klein",
     place=30,
     edits=True,
-    evaluates=False,
     demo="toy-star-flux2",
-    labels={},
-    kohya=None,
     adapters=AdapterMarks(architectures=("flux_2", "flux-2", "flux2", "flux.2"), text_widths=(), layers="double_stream_modulation_"),
     companions=("vae", "text_encoder"),
-    whole_files=False,
-    network=NetworkFacts(
-        head_sizes=lambda model: (128,),
-        text_lengths_vary=lambda model: False,
-        always_masked=False,
-        mostly_weights=True,
-        guided_together=False,
-        quantized_encoder="te1",
-        vae_in_16_bits=True,
-    ),
+    network={"text_lengths_vary": lambda model: False},
     lora_module="networks.lora_flux_2",
     signs=(
         Sign(KLEIN, lambda names: is_flux2(names, guided=False)),

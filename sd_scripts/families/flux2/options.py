@@ -6,10 +6,8 @@ from pydantic import Field
 
 from sd_scripts.families.common.flux2_options import Flux2AdapterOutputOptions, Flux2FlowObjectiveOptions, Flux2ModelOptions
 from sd_scripts.families.common.transformer_options import transformer_runs
-from sd_scripts.schema.dataset import PairDatasetOptions
 from sd_scripts.schema.fields import NotNegative, Show
 from sd_scripts.schema.model import MAX_CONTROLS, Controls, FewStepModelOptions
-from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import EditSampleOptions
 
 from .facts import FACTS
@@ -35,13 +33,4 @@ class KleinSampleOptions(EditSampleOptions):
     says of itself that it is distilled is drawn without."""
 
 
-class _Flux2Run(RunOptions):
-    family: ClassVar[str] = "flux2"
-
-    model: KleinModelOptions
-    dataset: PairDatasetOptions
-    objective: Flux2FlowObjectiveOptions = Flux2FlowObjectiveOptions()
-    samples: KleinSampleOptions = KleinSampleOptions()
-
-
-RUNS = transformer_runs(_Flux2Run, FACTS.label, Flux2AdapterOutputOptions)
+RUNS = transformer_runs("flux2", FACTS.label, KleinModelOptions, Flux2FlowObjectiveOptions, KleinSampleOptions, Flux2AdapterOutputOptions)

@@ -6,35 +6,29 @@ from pydantic import Field
 
 from sd_scripts.families.common.transformer_options import (
     LanguageModelOptions,
+    Qwen3VL4BModelOptions,
     ReferenceModelOptions,
+    SquareVaeModelOptions,
     UnsizedObjectiveOptions,
     transformer_runs,
 )
-from sd_scripts.schema.dataset import PairDatasetOptions
 from sd_scripts.schema.fields import NotNegative, Positive, Show, Side
 from sd_scripts.schema.model import MAX_CONTROLS, Controls
 from sd_scripts.schema.output import AdapterOutputOptions
-from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import EditSampleOptions
 
 from .facts import FACTS
 
 
-class Flux3ModelOptions(ReferenceModelOptions, LanguageModelOptions):
+class Flux3ModelOptions(ReferenceModelOptions, SquareVaeModelOptions, Qwen3VL4BModelOptions, LanguageModelOptions):
     """The FLUX.3 Image Klein base model: text to image, and editing with reference images."""
 
     grid: ClassVar[int] = 16
-    latent_side: ClassVar[int] = 16
     model_type: ClassVar[str] = "flux_3"
     own_controls: ClassVar[Controls] = Controls(0, MAX_CONTROLS, FACTS.label)
 
     pretrained_model_name_or_path: Annotated[str, Show(basic=True, kind="file")]
     """Base model: a .safetensors file, a diffusers folder or a hub id."""
-    vae: Annotated[str | None, Show(kind="file")] = None
-    """The VAE (FLUX.2's): flux2-vae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""
-    text_encoder: Annotated[str | None, Show(kind="file")] = None
-    """The Qwen3-VL-4B text encoder: a .safetensors file, a folder (with its tokenizer) or a hub id; None takes the one that comes with the
-    base model."""
     max_token_length: Annotated[int, Field(ge=80, le=8192)] = 8192
     """Tokens of a caption that are read, with those of the chat template; longer ones are cut. A text fills windows of 80 tokens, whose
     padding the transformer sees."""
@@ -68,13 +62,4 @@ class Flux3AdapterOutputOptions(AdapterOutputOptions):
     without alphas) by diffusers; kohya's are for this program alone. verify_lora counts the layers of a file."""
 
 
-class _Flux3Run(RunOptions):
-    family: ClassVar[str] = "flux3"
-
-    model: Flux3ModelOptions
-    dataset: PairDatasetOptions
-    objective: Flux3FlowObjectiveOptions = Flux3FlowObjectiveOptions()
-    samples: Flux3SampleOptions = Flux3SampleOptions()
-
-
-RUNS = transformer_runs(_Flux3Run, FACTS.label, Flux3AdapterOutputOptions)
+RUNS = transformer_runs("flux3", FACTS.label, Flux3ModelOptions, Flux3FlowObjectiveOptions, Flux3SampleOptions, Flux3AdapterOutputOptions)

@@ -4,10 +4,8 @@ from typing import Annotated, ClassVar
 
 from sd_scripts.families.common.clip_t5_options import ClipT5ModelOptions, ClipT5ObjectiveOptions, FluxAdapterOutputOptions
 from sd_scripts.families.common.transformer_options import ReferenceModelOptions, transformer_runs
-from sd_scripts.schema.dataset import PairDatasetOptions
 from sd_scripts.schema.fields import NotNegative, Show, Side
 from sd_scripts.schema.model import Controls, file_name
-from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import EditSampleOptions
 
 from .facts import FACTS
@@ -48,13 +46,4 @@ class KontextSampleOptions(EditSampleOptions):
         return self.sample_guidance_scale
 
 
-class _KontextRun(RunOptions):
-    family: ClassVar[str] = "kontext"
-
-    model: KontextModelOptions
-    dataset: PairDatasetOptions
-    objective: ClipT5ObjectiveOptions = ClipT5ObjectiveOptions()
-    samples: KontextSampleOptions = KontextSampleOptions()
-
-
-RUNS = transformer_runs(_KontextRun, FACTS.label, FluxAdapterOutputOptions)
+RUNS = transformer_runs("kontext", FACTS.label, KontextModelOptions, ClipT5ObjectiveOptions, KontextSampleOptions, FluxAdapterOutputOptions)

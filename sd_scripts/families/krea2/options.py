@@ -4,29 +4,27 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from sd_scripts.families.common.transformer_options import LanguageModelOptions, transformer_runs
-from sd_scripts.schema.fields import NotNegative, Positive, Show
+from sd_scripts.families.common.transformer_options import (
+    LanguageModelOptions,
+    Qwen3VL4BModelOptions,
+    QwenVaeModelOptions,
+    transformer_runs,
+)
+from sd_scripts.schema.fields import NotNegative, Positive
 from sd_scripts.schema.model import EncoderDevicesOptions, FewStepModelOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions, SizeShift
 from sd_scripts.schema.output import AdapterOutputOptions
-from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import FlowSampleOptions
 
 from .facts import FACTS
 
 
-class Krea2ModelOptions(LanguageModelOptions, FewStepModelOptions, EncoderDevicesOptions):
+class Krea2ModelOptions(QwenVaeModelOptions, Qwen3VL4BModelOptions, LanguageModelOptions, FewStepModelOptions, EncoderDevicesOptions):
     """The Krea 2 base model: Raw is trained, and Turbo, distilled from it, draws with what was trained."""
 
     grid: ClassVar[int] = 16
-    latent_side: ClassVar[int] = 8
     model_type: ClassVar[str] = "krea_2"
 
-    vae: Annotated[str | None, Show(kind="file")] = None
-    """The VAE (Qwen-Image's): a .safetensors file, a diffusers folder or a hub id; None takes the one that comes with the base model."""
-    text_encoder: Annotated[str | None, Show(kind="file")] = None
-    """The Qwen3-VL-4B text encoder: a .safetensors file, a folder (with its tokenizer) or a hub id; None takes the one that comes with the
-    base model."""
     max_token_length: Annotated[int, Field(ge=16, le=4096)] = 512
     """Tokens of a caption that are read, with the five of the template behind it."""
 
@@ -62,12 +60,4 @@ class Krea2AdapterOutputOptions(AdapterOutputOptions):
     diffusers; with comfyui's (`diffusion_model.`, without alphas) by ComfyUI, diffusers. verify_lora counts the layers of a file."""
 
 
-class _Krea2Run(RunOptions):
-    family: ClassVar[str] = "krea2"
-
-    model: Krea2ModelOptions
-    objective: Krea2FlowObjectiveOptions = Krea2FlowObjectiveOptions()
-    samples: Krea2SampleOptions = Krea2SampleOptions()
-
-
-RUNS = transformer_runs(_Krea2Run, FACTS.label, Krea2AdapterOutputOptions)
+RUNS = transformer_runs("krea2", FACTS.label, Krea2ModelOptions, Krea2FlowObjectiveOptions, Krea2SampleOptions, Krea2AdapterOutputOptions)

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 from sd_scripts.families.common.qwen3vl_signs import QWEN3VL_SIGN
-from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, NetworkFacts, PublishedBase, Sign
+from sd_scripts.families.common.transformer_facts import transformer_facts
+from sd_scripts.schema.facts import AdapterMarks, PublishedBase, Sign
 
 TRANSFORMER = "a Qwen-Image-2.1 transformer"
 VAE = "a VAE of Qwen-Image-2.1 alone"
-FACTS = FamilyFacts(
+FACTS = transformer_facts(
     label="Qwen-Image-2.1",
     place=51,
     edits=True,
-    evaluates=False,
     demo=None,
-    labels={},
-    kohya=None,
     adapters=AdapterMarks(
         architectures=("qwen_image_21", "qwen-image-2.1"),
         text_widths=(),
         layers=r"transformer_blocks[._]\d+[._]img_mlp[._](gate_layer|gate_up|proj|out)([._]|$)",
     ),
     companions=("vae", "text_encoder"),
-    whole_files=False,
-    network=NetworkFacts(
-        head_sizes=lambda model: (128,),
-        text_lengths_vary=lambda model: True,
-        always_masked=True,
-        mostly_weights=True,
-        guided_together=False,
-        quantized_encoder="te1",
-        vae_in_16_bits=True,
-    ),
+    network={"always_masked": True},
     lora_module="networks.lora_qwen_image",
     signs=(
         Sign(TRANSFORMER, lambda names: names.has("txt_in.text_norm.weight")),

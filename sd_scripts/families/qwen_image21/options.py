@@ -4,19 +4,22 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from sd_scripts.families.common.transformer_options import LanguageModelOptions, ReferenceModelOptions, transformer_runs
-from sd_scripts.schema.dataset import PairDatasetOptions
+from sd_scripts.families.common.transformer_options import (
+    LanguageModelOptions,
+    ReferenceModelOptions,
+    UnbuiltModelOptions,
+    transformer_runs,
+)
 from sd_scripts.schema.fields import NotNegative, Positive, Show, Side
 from sd_scripts.schema.model import MAX_CONTROLS, Controls, EncoderDevicesOptions, FewStepModelOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions, SizeShift
 from sd_scripts.schema.output import AdapterOutputOptions
-from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import EditSampleOptions
 
 from .facts import FACTS
 
 
-class QwenImage21ModelOptions(ReferenceModelOptions, LanguageModelOptions, FewStepModelOptions, EncoderDevicesOptions):
+class QwenImage21ModelOptions(UnbuiltModelOptions, ReferenceModelOptions, LanguageModelOptions, FewStepModelOptions, EncoderDevicesOptions):
     """The Qwen-Image-2.1 base model: text to image, and editing with reference images."""
 
     grid: ClassVar[int] = 32
@@ -24,8 +27,6 @@ class QwenImage21ModelOptions(ReferenceModelOptions, LanguageModelOptions, FewSt
     model_type: ClassVar[str] = "qwen_image_21"
     own_controls: ClassVar[Controls] = Controls(0, MAX_CONTROLS, FACTS.label)
 
-    pretrained_model_name_or_path: Annotated[str, Show(basic=True, kind="file")]
-    """Base model: a .safetensors file, a diffusers folder or a hub id."""
     vae: Annotated[str | None, Show(kind="file")] = None
     """The VAE (Qwen-Image-2.1's, of 64 channels): a .safetensors file, a diffusers folder or a hub id; None takes the one that comes with
     the base model."""
@@ -70,13 +71,11 @@ class QwenImage21AdapterOutputOptions(AdapterOutputOptions):
     layers of a file."""
 
 
-class _QwenImage21Run(RunOptions):
-    family: ClassVar[str] = "qwen_image21"
-
-    model: QwenImage21ModelOptions
-    dataset: PairDatasetOptions
-    objective: QwenImage21FlowObjectiveOptions = QwenImage21FlowObjectiveOptions()
-    samples: QwenImage21SampleOptions = QwenImage21SampleOptions()
-
-
-RUNS = transformer_runs(_QwenImage21Run, FACTS.label, QwenImage21AdapterOutputOptions)
+RUNS = transformer_runs(
+    "qwen_image21",
+    FACTS.label,
+    QwenImage21ModelOptions,
+    QwenImage21FlowObjectiveOptions,
+    QwenImage21SampleOptions,
+    QwenImage21AdapterOutputOptions,
+)
