@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from sd_scripts.schema.facts import PublishedBase
-from sd_scripts.schema.model import BaseModelOptions, FewStepModelOptions
-from sd_scripts.schema.objective import FlowObjectiveOptions
 from sd_scripts.schema.runs import RunOptions
 
 from . import FACTS
@@ -34,14 +32,11 @@ def licence(family: str, name: str) -> str:
 
 def notes(options: RunOptions) -> list[str]:
     """The same for a run, before it starts; nothing of few steps where the run keeps them."""
-    if not isinstance(options.model, BaseModelOptions):
-        return []
-    base = published(options.family, options.model.pretrained_model_name_or_path)
+    base = published(options.family, options.model.pretrained_model_name_or_path or "")
     if base is None:
         return []
-    said, objective = [f"licence of the base model: {base.licence}"], options.objective
-    adapter = options.model.training_adapter if isinstance(options.model, FewStepModelOptions) else None
-    keeps = adapter is not None or (isinstance(objective, FlowObjectiveOptions) and objective.base_prior_weight > 0)
+    said = [f"licence of the base model: {base.licence}"]
+    keeps = options.model.undoes_distillation or options.objective.prior_weight > 0
     return said if keeps or not base.undistilled else [*said, _of_few_steps(base)]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sd_scripts.families.common.qwen3_signs import QWEN3_SIGN
 from sd_scripts.families.common.qwen_vae_signs import QWEN_VAE_SIGN
-from sd_scripts.families.common.transformer_facts import transformer_facts
-from sd_scripts.schema.facts import AdapterMarks, KohyaFacts, PublishedBase, Sign
+from sd_scripts.families.common.transformer_facts import transformer_facts, transformer_kohya
+from sd_scripts.schema.facts import AdapterMarks, PublishedBase, Sign
 
 TRANSFORMER = "an Anima transformer"
 CONDITIONER = "a text conditioner of Anima alone"
@@ -20,14 +20,12 @@ FACTS = transformer_facts(
     place=54,
     edits=False,
     demo="toy-star-anima",
-    kohya=KohyaFacts(
+    kohya=transformer_kohya(
         asked=0,
         boxes=("anima_checkbox",),
-        versions=(),
         marks=("qwen3", "llm_adapter_path", "qwen3_max_token_length", "t5_max_token_length", "llm_adapter_lr"),
         # Animagine is a model of SDXL.
         models=("anima-base", "anima_base", "anima-preview", "anima_preview", "circlestone"),
-        side=None,
         model_type=None,
         like=(),
         prefix="anima",
@@ -39,9 +37,6 @@ FACTS = transformer_facts(
         },
         types={"networks.lora_anima": "transformer", "anima": "transformer"},
         defaults={"timestep_sampling": "sigmoid", "discrete_flow_shift": 1.0},
-        text_rates=(),
-        dreambooth_trains_text=False,
-        unet_blocks=None,
         swaps_pairs=False,
     ),
     adapters=AdapterMarks(

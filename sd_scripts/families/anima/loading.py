@@ -5,7 +5,6 @@ The published file of a transformer holds the text conditioner with it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +16,12 @@ from diffusers import AnimaTextConditioner
 from sd_scripts.families.common import transformer_loading as transformer
 from sd_scripts.families.common.double_stream_original import count
 from sd_scripts.families.common.qwen3 import QWEN3_PART
-from sd_scripts.families.common.qwen3_signs import TEXT_ENCODER
 from sd_scripts.families.common.qwen_vae import QWEN_VAE_PART
-from sd_scripts.families.common.qwen_vae_signs import VAE
-from sd_scripts.families.common.t5 import T5_PART
-from sd_scripts.families.common.transformer_loading import PREFIXES, Companion, Loader
+from sd_scripts.families.common.t5 import T5_WORDS
+from sd_scripts.families.common.transformer_loading import PREFIXES, Loader, usual_settings
 from sd_scripts.library.core.protocols import Dtypes, Parts, Version
-from sd_scripts.library.loading.common import BASE, Base, FamilySpec, PartSpec, config_of
-from sd_scripts.library.loading.layouts import Stored
-from sd_scripts.library.loading.quantized import check_whole
+from sd_scripts.library.loading.common import BASE, Base, Companion, FamilySpec, PartSpec
+from sd_scripts.library.loading.layouts import Stored, renamed
 from sd_scripts.library.loading.writing import Lazy, original_tensors, write_file
 
 from .facts import CONDITIONER, TRANSFORMER
@@ -34,60 +30,36 @@ from .options import AnimaModelOptions
 
 MOST_TOKENS = 512
 """Rows of text that the published transformer is given."""
-_ENDS = {
-    "patch_embed.proj.": "x_embedder.proj.1.",
-    "time_embed.t_embedder.": "t_embedder.1.",
-    "time_embed.norm.": "t_embedding_norm.",
-    "norm_out.linear_": "final_layer.adaln_modulation.",
-    "proj_out.": "final_layer.linear.",
+_NAMES = {
+    r"^patch_embed\.proj\.": "x_embedder.proj.1.",
+    r"^time_embed\.t_embedder\.": "t_embedder.1.",
+    r"^time_embed\.norm\.": "t_embedding_norm.",
+    r"^norm_out\.linear_": "final_layer.adaln_modulation.",
+    r"^proj_out\.": "final_layer.linear.",
+    r"^transformer_blocks\.": "blocks.",
+    r"\.norm1\.linear_": ".adaln_modulation_self_attn.",
+    r"\.norm2\.linear_": ".adaln_modulation_cross_attn.",
+    r"\.norm3\.linear_": ".adaln_modulation_mlp.",
+    r"\.attn1\.": ".self_attn.",
+    r"\.attn2\.": ".cross_attn.",
+    r"\.to_([qkv])\.": r".\1_proj.",
+    r"\.to_out\.0\.": ".output_proj.",
+    r"\.norm_([qk])\.": r".\1_norm.",
+    r"\.ff\.net\.0\.proj\.": ".mlp.layer1.",
+    r"\.ff\.net\.2\.": ".mlp.layer2.",
 }
-_INSIDE = {
-    "norm1.linear_": "adaln_modulation_self_attn.",
-    "norm2.linear_": "adaln_modulation_cross_attn.",
-    "norm3.linear_": "adaln_modulation_mlp.",
-    "attn1.": "self_attn.",
-    "attn2.": "cross_attn.",
-    "ff.net.0.proj.": "mlp.layer1.",
-    "ff.net.2.": "mlp.layer2.",
-}
-_ATTENTIONS = ("self_attn", "cross_attn")
-_ATTENTION = {
-    "to_q.": "q_proj.",
-    "to_k.": "k_proj.",
-    "to_v.": "v_proj.",
-    "to_out.0.": "output_proj.",
-    "norm_q.": "q_norm.",
-    "norm_k.": "k_norm.",
-}
-_BLOCK = re.compile(r"transformer_blocks\.(\d+)\.(.+)")
 _ADAPTER = "llm_adapter."
 """The text conditioner in the file of a transformer."""
 
 
 def layout(config: Mapping[str, Any]) -> Callable[[str], Stored]:
     """Where a transformer's tensors (diffusers names) stand in the published file, which is ComfyUI's; see layouts.Layout."""
-
-    def stored(key: str) -> Stored:
-        block = _BLOCK.fullmatch(key)
-        if block is None:
-            return Stored(_begun(key, _ENDS))
-        name, _, inside = _begun(block[2], _INSIDE).partition(".")
-        return Stored(f"blocks.{block[1]}.{name}.{_begun(inside, _ATTENTION) if name in _ATTENTIONS else inside}")
-
-    return stored
-
-
-def _begun(name: str, table: Mapping[str, str]) -> str:
-    start = next((start for start in table if name.startswith(start)), None)
-    if start is None:
-        raise KeyError(f"{name} has no place in the original layout")
-    return table[start] + name.removeprefix(start)
+    return lambda key: Stored(renamed(key, _NAMES))
 
 
 def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """See transformer_loading.config_in; a token is 2 x 2 latents, and no tensor tells how positions are scaled."""
     rows = transformer.sides_in(shapes, layout)
-
     main = "transformer_blocks.0"
     width, head, entries = rows("patch_embed.proj"), rows(f"{main}.attn1.norm_q"), rows("patch_embed.proj", 1) // 4
     return {
@@ -96,7 +68,7 @@ def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "in_channels": entries - 1,
         "num_attention_heads": width // head,
         "attention_head_dim": head,
-        "num_layers": max(count(shapes, rf"{blocks}\.(\d+)\.") for blocks in ("blocks", "transformer_blocks")),
+        "num_layers": count(shapes, r"(?:transformer_)?blocks\.(\d+)\."),
         "mlp_ratio": rows(f"{main}.ff.net.0.proj") / width,
         "text_embed_dim": rows(f"{main}.attn2.to_k", 1),
         "adaln_lora_dim": rows(f"{main}.norm1.linear_1"),
@@ -108,9 +80,8 @@ def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 def _problems(base: Base, given: Sequence[str], options: AnimaModelOptions, dtype: Dtypes) -> list[str]:
     config, conditioner = base.networks["backbone"].module.config, base.networks["te2"].module.config
-    problems = transformer.channel_problems(base, given, base.networks["vae"].module.config.z_dim)
-    makes, reads = config_of(base.networks["te1"].module)["hidden_size"], f"{SPEC.label} reads with Qwen3-0.6B"
-    problems += transformer.width_problems(given, makes, conditioner.source_dim, reads, "text conditioner")
+    widths, reads = (transformer.text_width(base), conditioner.source_dim), f"{SPEC.label} reads with Qwen3-0.6B"
+    problems = transformer.channel_problems(base, given) + transformer.width_problems(given, *widths, reads, "text conditioner")
     if conditioner.target_dim != config.text_embed_dim:
         problems.append(
             f"{'text_conditioner' if 'te2' in given else BASE}: the text conditioner makes rows of {conditioner.target_dim} numbers, but "
@@ -122,14 +93,13 @@ def _problems(base: Base, given: Sequence[str], options: AnimaModelOptions, dtyp
 def _settings(options: AnimaModelOptions, base: Base | None) -> dict[str, Any]:
     """Texts fill up a number of rows that is the conditioner's."""
     rows = MOST_TOKENS if base is None else base.networks["te2"].module.config.min_sequence_length
-    return {"max_token_length": min(options.max_token_length, rows), "model_version": SPEC.label}
+    return usual_settings(options, SPEC.label) | {"max_token_length": min(options.max_token_length, rows)}
 
 
-assert T5_PART.tokenizer is not None
 SPEC = FamilySpec(
     name="anima",
     label="Anima",
-    needs="an Anima transformer with its text conditioner",
+    needed="an Anima transformer with its text conditioner",
     files=(TRANSFORMER,),
     pipelines=("Anima",),
     configs=Path(__file__).parent / "configs",
@@ -144,7 +114,11 @@ SPEC = FamilySpec(
             unread=(_ADAPTER, "pos_embedder."),
         ),
         "vae": QWEN_VAE_PART,
-        "te1": replace(QWEN3_PART, prefixes=("text_encoders.qwen3_06b.transformer.",)),
+        "te1": replace(
+            QWEN3_PART,
+            prefixes=("text_encoders.qwen3_06b.transformer.",),
+            companion=Companion("text_encoder", "the text encoder Qwen3-0.6B", "qwen_3_06b_base.safetensors"),
+        ),
         "te2": PartSpec(
             "text_conditioner",
             "AnimaTextConditioner",
@@ -152,34 +126,30 @@ SPEC = FamilySpec(
             lambda config: Stored,
             (*(f"{prefix}{_ADAPTER}" for prefix in ("net.", *PREFIXES)), _ADAPTER),
             (CONDITIONER,),
-            tokenizer=replace(T5_PART.tokenizer, folder="t5_tokenizer", vocab_size="target_vocab_size"),
+            tokenizer=replace(T5_WORDS, folder="t5_tokenizer", vocab_size="target_vocab_size"),
+            companion=Companion("text_conditioner", "the text conditioner", "llm_adapter.safetensors"),
         ),
     },
-    belongs={VAE: "vae", TEXT_ENCODER: "text_encoder", CONDITIONER: "text_conditioner"},
 )
+
+
+def _write(spec: FamilySpec, parts: Parts, path: Path, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
+    """Writes transformer and text conditioner in one file, as they are published."""
+    tensors: dict[str, Lazy] = {}
+    for name in ("backbone", "te2"):
+        tensors |= original_tensors(spec.parts[name], parts.modules()[name], dtype, prefix=spec.parts[name].prefixes[0])
+    write_file(path, tensors, metadata)
+
+
 LOADER = Loader(
     spec=SPEC,
-    companions={
-        "vae": Companion("vae", "the VAE", "qwen_image_vae.safetensors"),
-        "te1": Companion("text_encoder", "the text encoder Qwen3-0.6B", "qwen_3_06b_base.safetensors"),
-        "te2": Companion("text_conditioner", "the text conditioner", "llm_adapter.safetensors"),
-    },
+    options=AnimaModelOptions,
     version=Version("anima", "Anima", "https://github.com/nvidia-cosmos/cosmos-predict2", is_v2=False),
     config_of=transformer_config,
-    same=("attention_head_dim", "num_attention_heads"),
     untold=("max_size", "rope_scale"),
     problems=_problems,
     settings=_settings,
+    write=_write,
     # What diffusers reads.
     also=("modular_model_index.json",),
 )
-
-
-def save_file(parts: Parts, path: Path, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
-    """Writes transformer and text conditioner in one file, as they are published."""
-    check_whole(parts)
-    tensors: dict[str, Lazy] = {}
-    for name in ("backbone", "te2"):
-        part = SPEC.parts[name]
-        tensors |= original_tensors(part, parts.modules()[name], dtype, prefix=part.prefixes[0])
-    write_file(path, tensors, metadata)

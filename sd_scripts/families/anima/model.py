@@ -8,55 +8,48 @@ are a token.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from diffusers import AnimaTextConditioner
-from torch import Tensor
+from torch import Tensor, nn
 
 from sd_scripts.families.common import structures
 from sd_scripts.families.common.comfyui_levels import FlowLevels, Graph
 from sd_scripts.families.common.double_stream import tiny_t5_tokenizer
 from sd_scripts.families.common.qwen3 import tiny_qwen3
-from sd_scripts.families.common.qwen3vl import tell_of_cut
 from sd_scripts.families.common.qwen_vae import QwenVaeFamily, tiny_qwen_vae
-from sd_scripts.families.common.tiny import tiny_parts
+from sd_scripts.families.common.reading import tokens_of
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
-from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
+from sd_scripts.families.common.transformer_loading import Loader
 from sd_scripts.families.common.transformers import TransformerFamily
 from sd_scripts.library.core.devices import META
 from sd_scripts.library.core.protocols import Condition, Parts, dtype_of
 
-from .loading import LOADER, SPEC, save_file
+from .loading import LOADER
 from .network import AnimaTransformer
-from .options import AnimaModelOptions
 
 
 class Anima(QwenVaeFamily, TransformerFamily):
     """The Anima family; see protocols.ModelFamily."""
 
-    name: ClassVar[str] = "anima"
-    grid: ClassVar[int] = AnimaModelOptions.grid
     loader: ClassVar[Loader] = LOADER
     adapted: ClassVar[Mapping[str, str]] = {"backbone": r"^transformer_blocks\.", "te1": r"^layers\.", "te2": r"^blocks\."}
     graph: ClassVar[Graph] = Graph("simple", FlowLevels(3.0))
+    tiny_settings: ClassVar[Mapping[str, Any]] = {"max_token_length": 32}
 
-    def tiny(self) -> Parts:
-        """See protocols.ModelFamily."""
+    def tiny_networks(self) -> tuple[dict[str, nn.Module], dict[str, Any]]:
+        """See TransformerFamily."""
         words, tokens = tiny_qwen_tokenizer([]), tiny_t5_tokenizer()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            shape = {"num_layers": 3, "num_attention_heads": 2, "attention_head_dim": 16, "adaln_lora_dim": 8, "text_embed_dim": 24}
-            same = {"rope_scale": (1.0, 4.0, 4.0), "extra_pos_embed_type": None}
-            networks = {
-                "backbone": AnimaTransformer(mlp_ratio=2.0, **shape, **same),
-                "vae": tiny_qwen_vae(),
-                "te1": tiny_qwen3(words),
-                "te2": AnimaTextConditioner(32, 24, 32, 2, 2, 2.0, target_vocab_size=len(tokens), min_sequence_length=32),
-            }
-        settings = {"max_token_length": 32, "model_version": SPEC.label}
-        return tiny_parts(networks, {"te1": words, "te2": tokens}, scheduler_in(SPEC.configs), settings)
+        shape = {"num_layers": 3, "num_attention_heads": 2, "attention_head_dim": 16, "adaln_lora_dim": 8, "text_embed_dim": 24}
+        same = {"rope_scale": (1.0, 4.0, 4.0), "extra_pos_embed_type": None}
+        networks = {
+            "backbone": AnimaTransformer(mlp_ratio=2.0, **shape, **same),
+            "vae": tiny_qwen_vae(),
+            "te1": tiny_qwen3(words),
+            "te2": AnimaTextConditioner(32, 24, 32, 2, 2, 2.0, target_vocab_size=len(tokens), min_sequence_length=32),
+        }
+        return networks, {"te1": words, "te2": tokens}
 
     def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
         """text, filled up; see protocols.ModelFamily."""
@@ -91,31 +84,16 @@ class Anima(QwenVaeFamily, TransformerFamily):
         """Qwen3's last states of a caption, (1, L, D). An empty one has no token; of zeros the conditioner takes nothing, as where
         diffusers hides all of them."""
         encoder, limit = parts.text_encoders["te1"], parts.settings["max_token_length"]
-        ids, device = parts.tokenizers["te1"](caption).input_ids, parts.bring(encoder)
-        if len(ids) > limit:
-            tell_of_cut(limit)
+        ids, device = tokens_of(parts.tokenizers["te1"], caption, limit), parts.bring(encoder)
         if not ids:
             return torch.zeros(1, 1, encoder.config.hidden_size, device=device)
-        states: Tensor = encoder(input_ids=torch.tensor([ids[:limit]], device=device), use_cache=False).last_hidden_state
+        states: Tensor = encoder(input_ids=torch.tensor([ids], device=device), use_cache=False).last_hidden_state
         return states
 
-    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
-        """The network's velocity noise - x0 at canonical times t (B,); same shape as x_t (B, 16, h, w), float32.
-
-        Times reach their embedding in float32, whatever the precision of the network.
-        """
-        network, dtype = parts.backbone, dtype_of(parts.backbone)
-        parts.bring(network)
-        text = torch.stack([condition["text"] for condition in conditions])
-        prediction: Tensor = network(x_t.to(dtype), t.to(x_t.device, torch.float32), text.to(x_t.device, dtype))
+    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, text: Tensor, images: Sequence[Tensor]) -> Tensor:
+        """See TransformerFamily."""
+        prediction: Tensor = parts.backbone(x_t.to(text.dtype), t, text)
         return prediction.float()
-
-    def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
-        """Writes the model: safetensors is transformer and conditioner in the published layout, diffusers a folder with everything."""
-        if save_model_as == "diffusers":
-            super().save(parts, path, save_model_as, dtype, metadata)
-        else:
-            save_file(parts, path, dtype, metadata)
 
 
 FAMILY = Anima()

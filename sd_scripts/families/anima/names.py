@@ -4,14 +4,11 @@ conditioner, too, where other programs train it."""
 from __future__ import annotations
 
 from sd_scripts.families.common import reader_rules as rules
-from sd_scripts.families.common.plain_names import BlockNames
+from sd_scripts.families.common.plain_names import BlockNames, ranks_of_parts
 from sd_scripts.library.adapters.architectures import Prefixes
-from sd_scripts.library.adapters.layer_names import Names
-from sd_scripts.library.adapters.ranks import ChosenParts
 from sd_scripts.library.adapters.readers import LORA, Rule
 
 from .loading import LOADER
-from .options import AnimaNetworkOptions
 
 _CHOICES = {"attention_and_mlp": ("main",), "all": ("main", "modulation")}
 _EVERYWHERE = rules.TRANSFORMER_PREFIXES
@@ -20,10 +17,6 @@ _EVERYWHERE = rules.TRANSFORMER_PREFIXES
 def _part_of(name: str) -> str | None:
     match = BlockNames.blocks.fullmatch(name)
     return None if match is None else "modulation" if match[2].startswith("norm") else "main"
-
-
-def _ranks(options: AnimaNetworkOptions, names: Names) -> ChosenParts:
-    return ChosenParts(options, names, options.train_block_indices, _part_of, _CHOICES, options.lora_targets)
 
 
 ARCHITECTURES = (
@@ -37,9 +30,7 @@ ARCHITECTURES = (
             comfyui={**_EVERYWHERE.comfyui, "te2": ("diffusion_model.llm_adapter.", "model.diffusion_model.llm_adapter.")},
         ),
         layer_names=BlockNames,
-        ranks=_ranks,
-        # diffusers stops at an alpha under these names.
-        comfyui_endings="peft without alpha",
+        ranks=ranks_of_parts(_part_of, _CHOICES),
         readers={
             "ComfyUI": (rules.PUBLISHED, Rule("te2", ("lora_unet_llm_adapter_", "diffusion_model.llm_adapter."))),
             "sd-scripts": (
@@ -47,8 +38,7 @@ ARCHITECTURES = (
                 Rule("te2", ("lora_unet_llm_adapter_",), kinds=LORA, without="out_proj"),
             ),
             "diffusers": (
-                rules.TRANSFORMER_DIFFUSERS[0],
-                Rule("backbone", ("diffusion_model.",), "published", LORA),
+                *rules.PUBLISHED_DIFFUSERS,
                 Rule("te2", ("text_conditioner.",), kinds=("lora", "dora")),
                 Rule("te2", ("diffusion_model.llm_adapter.",), kinds=LORA),
             ),

@@ -13,6 +13,8 @@ import torch
 from diffusers import CosmosTransformer3DModel
 from torch import Tensor
 
+from sd_scripts.families.common.blocks import through_blocks
+
 
 class AnimaTransformer(CosmosTransformer3DModel):
     """See the module."""
@@ -28,10 +30,7 @@ class AnimaTransformer(CosmosTransformer3DModel):
             film = torch.cat([film, torch.zeros_like(film[:, :1])], dim=1)
         rotations, tokens = self.rope(film), self.patch_embed(film).flatten(1, 3)
         modulation, embedded = self.time_embed(tokens, timestep)
-        for block in self.transformer_blocks:
-            kept = not (torch.is_grad_enabled() and self.gradient_checkpointing)
-            more = (text, embedded, modulation, rotations)
-            tokens = block(tokens, *more) if kept else self._gradient_checkpointing_func(block, tokens, *more)
+        tokens = through_blocks(self, tokens, text, embedded, modulation, rotations)
         squares = self.proj_out(self.norm_out(tokens, embedded, modulation))
         (height, width), side = latents.shape[-2:], self.config.patch_size[1]
         # Numbers of a square stand the other way round than those that are read: channels last.

@@ -18,7 +18,6 @@ from .facts import FACTS
 class AnimaModelOptions(QwenVaeModelOptions, LanguageModelOptions, FewStepModelOptions, EncoderDevicesOptions):
     """The Anima base model: Base is made to be trained, Aesthetic and Turbo to draw with."""
 
-    grid: ClassVar[int] = 16
     model_type: ClassVar[str] = "anima"
 
     text_encoder: Annotated[str | None, Show(kind="file")] = None

@@ -15,12 +15,11 @@ from diffusers import ChromaTransformer2DModel
 
 from sd_scripts.families.common import double_stream_original as double_stream
 from sd_scripts.families.common import transformer_loading as transformer
-from sd_scripts.families.common.t5 import T5_PART, settle_t5, t5_problems
-from sd_scripts.families.common.transformer_loading import Companion, Loader
+from sd_scripts.families.common.t5 import T5_PART, T5_WORDS, settle_t5, t5_problems
+from sd_scripts.families.common.transformer_loading import Loader
 from sd_scripts.library.core.protocols import Dtypes, Version
 from sd_scripts.library.loading.common import BASE, Base, FamilySpec, PartSpec
 from sd_scripts.library.loading.layouts import Stored
-from sd_scripts.runs.model_headers import T5, VAE
 
 from .facts import TRANSFORMER
 from .options import ChromaModelOptions
@@ -69,11 +68,10 @@ def _settings(options: ChromaModelOptions, base: Base | None) -> dict[str, Any]:
     return {"t5xxl_max_token_length": options.t5xxl_max_token_length or min(MAX_TOKENS, room)}
 
 
-assert T5_PART.tokenizer is not None
 SPEC = FamilySpec(
     name="chroma",
     label="Chroma",
-    needs="a Chroma1 transformer",
+    needed="a Chroma1 transformer",
     files=(TRANSFORMER,),
     pipelines=("ChromaPipeline", "ChromaImg2ImgPipeline"),
     configs=Path(__file__).parent / "configs",
@@ -82,16 +80,12 @@ SPEC = FamilySpec(
             "transformer", "ChromaTransformer2DModel", ChromaTransformer2DModel.from_config, _layout, transformer.PREFIXES
         ),
         "vae": transformer.AUTOENCODER,
-        "te3": replace(T5_PART, folder="text_encoder", tokenizer=replace(T5_PART.tokenizer, folder="tokenizer")),
+        "te3": replace(T5_PART, folder="text_encoder", tokenizer=replace(T5_WORDS, folder="tokenizer")),
     },
-    belongs={VAE: "ae", T5: "t5xxl"},
 )
 LOADER = Loader(
     spec=SPEC,
-    companions={
-        "vae": Companion("ae", "the autoencoder", "ae.safetensors"),
-        "te3": Companion("t5xxl", "the text encoder T5-XXL", "t5xxl_fp16.safetensors"),
-    },
+    options=ChromaModelOptions,
     version=Version("chroma", "Chroma", "https://github.com/lodestone-rock/flow", is_v2=False),
     config_of=config_of,
     same=("attention_head_dim",),

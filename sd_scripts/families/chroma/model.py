@@ -6,11 +6,11 @@ Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the im
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from diffusers import ChromaTransformer2DModel
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import T5EncoderModel
 
 from sd_scripts.families.common import structures
@@ -24,24 +24,23 @@ from sd_scripts.families.common.double_stream import (
     tiny_t5_tokenizer,
 )
 from sd_scripts.families.common.packing import packed, unpacked
-from sd_scripts.families.common.tiny import tiny_parts, tiny_vae
-from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
+from sd_scripts.families.common.tiny import tiny_vae
+from sd_scripts.families.common.transformer_loading import Loader
 from sd_scripts.families.common.transformers import TransformerFamily
-from sd_scripts.library.core.protocols import Condition, Parts, dtype_of
+from sd_scripts.library.core.protocols import Condition, Parts
 
-from .loading import LOADER, SPEC
-from .options import ChromaModelOptions
+from .loading import LOADER
 
 
 class Chroma(TransformerFamily):
     """The Chroma family; see protocols.ModelFamily."""
 
-    name: ClassVar[str] = "chroma"
-    grid: ClassVar[int] = ChromaModelOptions.grid
     loader: ClassVar[Loader] = LOADER
     adapted: ClassVar[Mapping[str, str]] = {"backbone": BLOCKS, "te3": r"(^|\.)block\."}
     graph: ClassVar[Graph] = Graph("beta", exponential_shift(1.15))
     latent: ClassVar[tuple[int, int]] = (16, 8)
+    text: ClassVar[str] = "t5"
+    tiny_settings: ClassVar[Mapping[str, Any]] = {"t5xxl_max_token_length": 32}
 
     def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
         """t5, as long as the captions and a token of padding; see protocols.ModelFamily."""
@@ -52,27 +51,25 @@ class Chroma(TransformerFamily):
         """What T5 makes of texts with their padding; see protocols.ModelFamily."""
         return structures.read(parts.text_encoders[name], batch, parts.settings["t5xxl_max_token_length"])
 
-    def tiny(self) -> Parts:
-        """See protocols.ModelFamily."""
+    def tiny_networks(self) -> tuple[dict[str, nn.Module], dict[str, Any]]:
+        """See TransformerFamily."""
         tokenizer = tiny_t5_tokenizer()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            networks = {
-                "backbone": ChromaTransformer2DModel(
-                    num_layers=2,
-                    num_single_layers=2,
-                    attention_head_dim=16,
-                    num_attention_heads=2,
-                    joint_attention_dim=24,
-                    axes_dims_rope=(4, 6, 6),
-                    approximator_num_channels=16,
-                    approximator_hidden_dim=32,
-                    approximator_layers=2,
-                ),
-                "vae": tiny_vae(16, 0.3611, 0.1159),
-                "te3": T5EncoderModel(tiny_t5_config(tokenizer, width=24)),
-            }
-        return tiny_parts(networks, {"te3": tokenizer}, scheduler_in(SPEC.configs), {"t5xxl_max_token_length": 32})
+        networks = {
+            "backbone": ChromaTransformer2DModel(
+                num_layers=2,
+                num_single_layers=2,
+                attention_head_dim=16,
+                num_attention_heads=2,
+                joint_attention_dim=24,
+                axes_dims_rope=(4, 6, 6),
+                approximator_num_channels=16,
+                approximator_hidden_dim=32,
+                approximator_layers=2,
+            ),
+            "vae": tiny_vae(16, 0.3611, 0.1159),
+            "te3": T5EncoderModel(tiny_t5_config(tokenizer, width=24)),
+        }
+        return networks, {"te3": tokenizer}
 
     def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
         """Text part of each caption's condition: t5 (L, D), T5's last hidden states of the caption's own tokens and of one of padding,
@@ -81,16 +78,13 @@ class Chroma(TransformerFamily):
         texts = t5_states(parts, captions, length, masked=True, num_padding=1) if captions else []
         return [{"t5": text} for text in texts]
 
-    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, text: Tensor, images: Sequence[Tensor]) -> Tensor:
         """See TransformerFamily."""
-        text = torch.stack([condition["t5"] for condition in conditions])
-        dtype = dtype_of(parts.backbone)
-        t = t.to(x_t.device, torch.float32)
         with exact_times(parts.backbone, t, None):
             prediction = parts.backbone(
-                hidden_states=packed(x_t).to(dtype),
+                hidden_states=packed(x_t).to(text.dtype),
                 timestep=t,
-                encoder_hidden_states=text.to(x_t.device, dtype),
+                encoder_hidden_states=text,
                 txt_ids=torch.zeros(text.shape[1], 3, device=x_t.device),
                 img_ids=positions(x_t.shape[-2], x_t.shape[-1]).to(x_t.device),
                 return_dict=False,

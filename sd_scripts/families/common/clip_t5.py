@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from diffusers import FluxTransformer2DModel
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import CLIPTextModel, T5EncoderModel
 
 from sd_scripts.library.core.protocols import Parts, dtype_of
@@ -19,7 +19,7 @@ from . import structures
 from .comfyui_levels import FlowLevels, Graph, exponential_shift
 from .double_stream import BLOCKS, batched_texts, exact_times, positions, tiny_t5_config, tiny_t5_tokenizer
 from .packing import packed, unpacked
-from .tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_parts, tiny_vae
+from .tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
 from .transformers import TransformerFamily
 
 
@@ -28,6 +28,25 @@ class ClipT5Family(TransformerFamily):
 
     latent: ClassVar[tuple[int, int]] = (16, 8)
     adapted: ClassVar[Mapping[str, str]] = {"backbone": BLOCKS, "te1": r"(^|\.)layers\.", "te3": r"(^|\.)block\."}
+    tiny_settings: ClassVar[Mapping[str, Any]] = {"t5xxl_max_token_length": 32}
+
+    def tiny_networks(self) -> tuple[dict[str, nn.Module], dict[str, Any]]:
+        """See TransformerFamily."""
+        tokenizers = {"te1": tiny_clip_tokenizer("<|endoftext|>"), "te3": tiny_t5_tokenizer()}
+        te1 = CLIPTextModel(tiny_clip_config(tokenizers["te1"], width=16, projection=16))
+        te3 = T5EncoderModel(tiny_t5_config(tokenizers["te3"], width=24))
+        transformer = FluxTransformer2DModel(
+            in_channels=64,
+            num_layers=2,
+            num_single_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=24,
+            pooled_projection_dim=16,
+            guidance_embeds=True,
+            axes_dims_rope=(4, 6, 6),
+        )
+        return {"backbone": transformer, "vae": tiny_vae(16, 0.3611, 0.1159), "te1": te1, "te3": te3}, tokenizers
 
     def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
         """What T5 makes of texts with their padding, or CLIP of a chunk; see protocols.ModelFamily."""
@@ -80,27 +99,3 @@ def pooled_vectors(parts: Parts, captions: Sequence[str]) -> Tensor:
     device = parts.bring(encoder)
     pooled: Tensor = encoder(tokens.input_ids.to(device)).pooler_output
     return pooled
-
-
-def tiny_model(scheduler: dict[str, Any], settings: dict[str, Any]) -> Parts:
-    """The classes of the published models with two layers and random (seeded) weights."""
-    tokenizers = {"te1": tiny_clip_tokenizer("<|endoftext|>"), "te3": tiny_t5_tokenizer()}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        te1 = CLIPTextModel(tiny_clip_config(tokenizers["te1"], width=16, projection=16))
-        te3 = T5EncoderModel(tiny_t5_config(tokenizers["te3"], width=24))
-        transformer = FluxTransformer2DModel(
-            in_channels=64,
-            num_layers=2,
-            num_single_layers=2,
-            attention_head_dim=16,
-            num_attention_heads=2,
-            joint_attention_dim=24,
-            pooled_projection_dim=16,
-            guidance_embeds=True,
-            axes_dims_rope=(4, 6, 6),
-        )
-        networks = {"backbone": transformer, "vae": tiny_vae(16, 0.3611, 0.1159), "te1": te1, "te3": te3}
-    parts = tiny_parts(networks, tokenizers, scheduler, {"t5xxl_max_token_length": 32, **settings})
-    parts.denoising = {"guidance_scale": 1.0}
-    return parts

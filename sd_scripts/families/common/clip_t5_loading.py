@@ -10,15 +10,14 @@ from diffusers import FluxTransformer2DModel
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from sd_scripts.library.core.protocols import Dtypes
-from sd_scripts.library.loading.common import BASE, Base, FamilySpec, PartSpec, config_of
-from sd_scripts.runs.model_headers import CLIP, T5, VAE
+from sd_scripts.library.loading.common import BASE, Base, Companion, FamilySpec, PartSpec, config_of
+from sd_scripts.runs.model_headers import CLIP
 
 from . import original_unet as original
 from . import pooled_original
 from . import transformer_loading as transformer
 from .t5 import T5_PART, t5_problems
 from .tokenizers import TokenizerSpec
-from .transformer_loading import Companion
 
 TRANSFORMER = PartSpec(
     folder="transformer",
@@ -37,12 +36,8 @@ CLIP_PART = PartSpec(
     kinds=(CLIP,),
     tokenizer=TokenizerSpec("tokenizer", "<|endoftext|>"),
     stem="model",
+    companion=Companion("clip_l", "the text encoder CLIP-L", "clip_l.safetensors"),
 )
-COMPANIONS = {
-    "vae": Companion("ae", "the autoencoder", "ae.safetensors"),
-    "te1": Companion("clip_l", "the text encoder CLIP-L", "clip_l.safetensors"),
-    "te3": Companion("t5xxl", "the text encoder T5-XXL", "t5xxl_fp16.safetensors"),
-}
 MAX_TOKENS = 512
 """Caption tokens that T5 reads for transformers that embed guidance."""
 
@@ -52,12 +47,11 @@ def spec_of(name: str, label: str, needs: str, files: tuple[str, ...], pipelines
     return FamilySpec(
         name=name,
         label=label,
-        needs=needs,
+        needed=needs,
         files=files,
         pipelines=pipelines,
         configs=configs,
         parts={"backbone": TRANSFORMER, "vae": transformer.AUTOENCODER, "te1": CLIP_PART, "te3": T5_PART},
-        belongs={VAE: "ae", CLIP: "clip_l", T5: "t5xxl"},
     )
 
 
@@ -73,8 +67,10 @@ def problems(base: Base, given: Sequence[str], options: Any, dtype: Dtypes) -> l
         )
     have = config_of(base.networks["te1"].module)["hidden_size"]
     if have != config.pooled_projection_dim:
-        option, noun = "clip_l" if "te1" in given else BASE, COMPANIONS["te1"].noun
-        found.append(f"{option}: {noun} makes vectors of {have} numbers, but the transformer takes {config.pooled_projection_dim}")
+        option = "clip_l" if "te1" in given else BASE
+        found.append(
+            f"{option}: the text encoder CLIP-L makes vectors of {have} numbers, but the transformer takes {config.pooled_projection_dim}"
+        )
     return found + t5_problems(base, "t5xxl" if "te3" in given else BASE, options, dtype)
 
 

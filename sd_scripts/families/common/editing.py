@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
+from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
 from PIL import Image
 from torch import Tensor
 
 from sd_scripts.library.core.protocols import Condition, EditingFamily, Parts, Preview, dtype_of
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.model import ModelOptions
 
+from .transformer_options import control_area
 from .transformers import TransformerFamily
-
-AREA = 1024 * 1024
-"""Pixels of a control image, where the options do not say it."""
-
-
-def control_area(options: ModelOptions) -> int:
-    """Pixels of a control image."""
-    return AREA if options.control_side is None else options.control_side**2
 
 
 class EditingTransformerFamily(TransformerFamily):
@@ -47,9 +39,12 @@ class EditingTransformerFamily(TransformerFamily):
         width, height = (max(self.grid, int(side * scale) // self.grid * self.grid) for side in size)
         return width, height
 
-    @abstractmethod
     def control_pixels(self, parts: Parts, image: Image.Image) -> Tensor:
-        """See EditingFamily."""
+        """A reference image as the VAE gets it, (3, H, W) in [-1, 1]: made smaller where it has more than the area, then cut."""
+        width, height = self.control_size(parts, image.size)
+        smaller = Flux2ImageProcessor._resize_if_exceeds_area(image.convert("RGB"), parts.settings["control_area"])
+        pixels: Tensor = Flux2ImageProcessor().preprocess(smaller, height, width, resize_mode="crop")
+        return pixels[0]
 
     def encode_instructions(self, parts: Parts, controls: Sequence[Tensor], captions: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
         """Nothing that instructions share, and the rows of each, which have not seen the control images; see EditingFamily."""
@@ -62,14 +57,6 @@ class EditingTransformerFamily(TransformerFamily):
         # Each of them has what the protocol asks for besides.
         family: Any = self
         return conditions_with_controls(family, parts, requests, self.loader.spec.label)
-
-
-def controls_of(condition: Condition) -> list[Tensor]:
-    """The encoded control images of a sample, (C, h, w) each, in their order."""
-    found: list[Tensor] = []
-    while (control := condition.get(f"control_{len(found)}")) is not None:
-        found.append(control)
-    return found
 
 
 def conditions_with_controls(

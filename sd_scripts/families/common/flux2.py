@@ -7,21 +7,20 @@ Shapes: B samples, 128 latent channels, h w latent sides (a sixteenth of H W, th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from diffusers import Flux2Transformer2DModel
-from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
 from torch import Tensor
 
-from sd_scripts.library.core.protocols import Condition, Parts, dtype_of
+from sd_scripts.library.core.protocols import Condition, Parts
 from sd_scripts.schema.model import MAX_CONTROLS
 
 from . import structures
 from .comfyui_levels import Graph, exponential_shift
 from .double_stream import BLOCKS
-from .editing import EditingTransformerFamily, controls_of
-from .flux2_options import Flux2ModelOptions
+from .editing import EditingTransformerFamily
+from .packing import by_rows
 from .square_vae import SquareVaeFamily
 from .transformers import given_first
 
@@ -29,7 +28,6 @@ from .transformers import given_first
 class Flux2Family(SquareVaeFamily, EditingTransformerFamily):
     """See protocols.EditingFamily."""
 
-    grid: ClassVar[int] = Flux2ModelOptions.grid
     adapted: ClassVar[Mapping[str, str]] = {"backbone": BLOCKS, "te1": r"^layers\."}
     # Its node Flux2Scheduler counts as diffusers does.
     graph: ClassVar[Graph] = Graph("auto", exponential_shift(2.02))
@@ -45,13 +43,6 @@ class Flux2Family(SquareVaeFamily, EditingTransformerFamily):
         """What the language model makes of texts with their padding; see protocols.ModelFamily."""
         return structures.read(parts.text_encoders[name], batch, parts.settings["max_token_length"])
 
-    def control_pixels(self, parts: Parts, image: Any) -> Tensor:
-        """A reference image as the VAE gets it, (3, H, W) in [-1, 1]: made smaller where it has more than the area, then cut."""
-        width, height = self.control_size(parts, image.size)
-        smaller = Flux2ImageProcessor._resize_if_exceeds_area(image.convert("RGB"), parts.settings["control_area"])
-        pixels: Tensor = Flux2ImageProcessor().preprocess(smaller, height, width, resize_mode="crop")
-        return pixels[0]
-
     def mu(self, parts: Parts, num_tokens: int, steps: int) -> float | None:
         """The logarithm of the shift, which depends on the steps too (diffusers, pipeline_flux2_klein.py, compute_empirical_mu): a line
         between those of 10 and of 200 steps; above 4300 tokens that of 200."""
@@ -59,19 +50,16 @@ class Flux2Family(SquareVaeFamily, EditingTransformerFamily):
         few = 8.73809524e-05 * num_tokens + 1.89833333
         return many if num_tokens > 4300 else many + (few - many) * (200 - steps) / 190
 
-    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, text: Tensor, images: Sequence[Tensor]) -> Tensor:
         """See TransformerFamily."""
-        dtype, device = dtype_of(parts.backbone), x_t.device
-        text = torch.stack([condition["text"] for condition in conditions]).to(device, dtype)
-        images = [x_t, *(torch.stack(same).to(device) for same in zip(*map(controls_of, conditions), strict=True))]
-        t = t.to(device, torch.float32)
+        device, images = x_t.device, [x_t, *images]
         # Reference images stand 10, 20, ... places behind the image in time.
         places = torch.cat([_places(10 * number, image.shape[-2], image.shape[-1], 1) for number, image in enumerate(images)])
         guidance = torch.full_like(t, parts.denoising["guidance_scale"]) if parts.backbone.config.guidance_embeds else None
         told = (t,) if guidance is None else (t, guidance)
         with given_first(parts.backbone.time_guidance_embed.time_proj, *(1000 * number for number in told)):
             prediction = parts.backbone(
-                hidden_states=torch.cat([image.flatten(2).transpose(1, 2) for image in images], dim=1).to(dtype),
+                hidden_states=torch.cat([by_rows(image) for image in images], dim=1).to(text.dtype),
                 timestep=t,
                 encoder_hidden_states=text,
                 txt_ids=_places(0, 1, 1, text.shape[1]).to(device),
@@ -86,12 +74,6 @@ class Flux2Family(SquareVaeFamily, EditingTransformerFamily):
 def _places(time: int, rows: int, columns: int, length: int) -> Tensor:
     """Position (N, 4) of each token: time, row, column, and place in the text."""
     return torch.cartesian_prod(torch.tensor([time]), torch.arange(rows), torch.arange(columns), torch.arange(length))
-
-
-def states_of_layers(encoder: Any, tokens: Any, layers: Sequence[int]) -> Tensor:
-    """Hidden states (L, D) of one text after these layers, side by side."""
-    states = encoder(tokens.input_ids, attention_mask=tokens.attention_mask, output_hidden_states=True, use_cache=False).hidden_states
-    return torch.cat([states[layer][0] for layer in layers], dim=-1)
 
 
 def tiny_transformer(guidance_embeds: bool) -> Flux2Transformer2DModel:

@@ -7,12 +7,11 @@ from typing import Any
 
 from diffusers import Flux2Transformer2DModel
 
-from sd_scripts.library.loading.common import Base, PartSpec, config_of
+from sd_scripts.library.loading.common import Base, PartSpec
 from sd_scripts.library.loading.layouts import Stored
 
 from . import double_stream_original as double_stream
 from . import transformer_loading as transformer
-from .editing import AREA, control_area
 from .flux2_options import Flux2ModelOptions
 
 _ENDS = {
@@ -63,19 +62,17 @@ def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 def problems(base: Base, given: Sequence[str], reads: str) -> list[str]:
     """Why the transformer does not work on the VAE's latents or on three layers of the text encoder; reads: what the model reads with. See
     Loader.problems."""
-    width, takes = config_of(base.networks["te1"].module)["hidden_size"], base.networks["backbone"].module.config.joint_attention_dim
-    found = transformer.token_problems(base, base.networks["vae"].module.config.latent_channels)
-    return found + transformer.width_problems(given, 3 * width, takes, reads)
+    widths = 3 * transformer.text_width(base), base.networks["backbone"].module.config.joint_attention_dim
+    return transformer.token_problems(base) + transformer.width_problems(given, *widths, reads)
 
 
 def settings(options: Flux2ModelOptions, base: Base | None) -> dict[str, Any]:
     """See Loader.settings."""
     words = None if base is None else base.tokenizers.get("te1")
     length = options.max_token_length if words is None else min(options.max_token_length, words.model_max_length)
-    return {"max_token_length": length, "model_version": options.own_controls.model, "area": AREA, "control_area": control_area(options)}
+    return transformer.usual_settings(options, options.own_controls.model) | {"max_token_length": length}
 
 
 TRANSFORMER_PART = PartSpec("transformer", "Flux2Transformer2DModel", Flux2Transformer2DModel.from_config, _layout, transformer.PREFIXES)
-SAME = ("attention_head_dim", "num_attention_heads")
 UNTOLD = ("axes_dims_rope", "rope_theta", "eps", "timestep_guidance_channels")
 """See Loader."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sd_scripts.library.adapters.architectures import Architecture
-from sd_scripts.library.adapters.readers import LORA, SUMS, Rule
+from sd_scripts.library.adapters.readers import LORA, Rule
 
 from . import reader_rules as rules
 from .double_stream_names import DoubleStreamNames, ranks_of_blocks
@@ -24,11 +24,9 @@ def architecture(loader: Loader) -> Architecture:
         told_by=("flux_2", "flux-2", "flux2", "flux.2"),
         layer_names=DoubleStreamNames,
         ranks=ranks_of_blocks,
-        # diffusers stops at an alpha under these names.
-        comfyui_endings="peft without alpha",
         readers={
             "ComfyUI": (rules.PUBLISHED, Rule("backbone", ("transformer.", "lycoris_"), without=rf"{_MODULATION}|time_guidance_embed\..*")),
-            "musubi-tuner": (Rule("backbone", ("lora_unet_",), "published", SUMS),),
+            "musubi-tuner": rules.PUBLISHED_MUSUBI,
             "diffusers": (
                 Rule("backbone", ("transformer.",), kinds=("lora", "dora", "lokr")),
                 Rule("backbone", ("diffusion_model.",), "published", LORA),

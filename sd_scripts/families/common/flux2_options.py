@@ -14,7 +14,6 @@ from .transformer_options import LanguageModelOptions, ReferenceModelOptions, Sq
 class Flux2ModelOptions(ReferenceModelOptions, SquareVaeModelOptions, LanguageModelOptions):
     """A FLUX.2 base model: text to image, and editing with reference images."""
 
-    grid: ClassVar[int] = 16
     model_type: ClassVar[str] = "flux_2"
 
     max_token_length: Annotated[int, Field(ge=16, le=512)] = 512

@@ -23,6 +23,7 @@ from sd_scripts.library.core.protocols import ModelFamily, Parts
 from sd_scripts.library.core.rng import seed_for
 from sd_scripts.library.loading.common import (
     BASE,
+    Companion,
     Config,
     FamilySpec,
     FoundNetwork,
@@ -56,13 +57,13 @@ def same_names(config: Mapping[str, Any]) -> Callable[[str], Stored]:
 
 
 CONFIGS = Path(__file__).parent / "configs"
-VAE_PART = PartSpec("vae", "AutoencoderKL", AutoencoderKL.from_config, same_names, ("vae.",))
+_COMPANION = Companion("vae", "the VAE")
+VAE_PART = PartSpec("vae", "AutoencoderKL", AutoencoderKL.from_config, same_names, ("vae.",), (VAE,), companion=_COMPANION)
 """The VAE in the files of such a model."""
 _VAES = FamilySpec(
     # The built-in VAE is in the folder that the bases share; a single file has no configuration but that of Stable Diffusion 1.x.
     name="common",
     label="",
-    needs="",
     files=("an SD 1.x model", "an SD 2.x model", "an SDXL checkpoint"),
     pipelines=(),
     configs=CONFIGS,

@@ -8,6 +8,11 @@ from __future__ import annotations
 from torch import Tensor
 
 
+def by_rows(latents: Tensor) -> Tensor:
+    """Latents (B, C, h, w) as image tokens (B, h w, C), each by itself, row by row."""
+    return latents.flatten(2).transpose(1, 2)
+
+
 def packed(latents: Tensor) -> Tensor:
     """Latents (B, C, h, w) as image tokens (B, N, 4C): squares of 2 x 2, row by row, the numbers of a channel side by side."""
     batch, channels, height, width = latents.shape

@@ -6,8 +6,8 @@ Published files hold some of these layers together as one matrix; adapters under
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
 
 from sd_scripts.library.adapters.architectures import Architecture
 from sd_scripts.library.adapters.layer_names import LayerNames, Names, flat, matrices
@@ -59,6 +59,11 @@ class PlainNames(BlockNames):
     def together(self, name: str) -> tuple[str, ...]:
         """See Names."""
         return self._together[name]
+
+
+def ranks_of_parts(part_of: Callable[[str], str | None], choices: Mapping[str, tuple[str, ...]]) -> Callable[[Any, Names], ChosenParts]:
+    """Ranks of an adapter on the parts of blocks that lora_targets chooses; choices: the parts of each of its values."""
+    return lambda options, names: ChosenParts(options, names, options.train_block_indices, part_of, choices, options.lora_targets)
 
 
 def ranks_of_plain(options: BlocksNetworkOptions, names: Names) -> ChosenParts:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from transformers import Qwen2Tokenizer, Qwen3Config, Qwen3Model
 
-from sd_scripts.library.loading.common import PartSpec
+from sd_scripts.library.loading.common import Companion, PartSpec
 from sd_scripts.library.loading.layouts import Stored
 
 from .qwen3_signs import TEXT_ENCODER
@@ -53,6 +53,7 @@ QWEN3_PART = PartSpec(
     ),
     stem="model",
     other_classes=("Qwen3ForCausalLM",),
+    companion=Companion("text_encoder", "the text encoder Qwen3", "qwen_3_4b.safetensors"),
 )
 
 

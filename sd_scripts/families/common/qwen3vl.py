@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import functools
-import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformers import Qwen2Tokenizer, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from sd_scripts.library.loading.common import PartSpec
+from sd_scripts.library.loading.common import Companion, PartSpec
 from sd_scripts.library.loading.layouts import Stored
 
 from .qwen3vl_signs import TEXT_ENCODER
 from .tiny_words import MARKS
 from .tokenizers import TokenizerSpec
 
-logger = logging.getLogger(__name__)
-
 
 def _layout(config: Mapping[str, Any]) -> Callable[[str], Stored]:
     """ComfyUI's names: the language model is `model`, and the visual part stands beside it."""
-
-    def stored(key: str) -> Stored:
-        return Stored(key.replace("model.language_model.", "model.", 1).replace("model.visual.", "visual.", 1))
-
-    return stored
+    return lambda key: Stored(re.sub(r"^(model\.)?language_model\.", "model.", key).replace("model.visual.", "visual.", 1))
 
 
 WORDS = TokenizerSpec(
@@ -42,19 +35,14 @@ QWEN3VL_PART = PartSpec(
     class_name="Qwen3VLForConditionalGeneration",
     make=lambda config: Qwen3VLForConditionalGeneration(Qwen3VLConfig.from_dict(config)),
     layout=_layout,
-    prefixes=("text_encoders.qwen3vl_8b.transformer.",),
+    prefixes=("text_encoders.qwen3vl_4b.transformer.", "text_encoders.qwen3vl_8b.transformer."),
     kinds=(TEXT_ENCODER,),
     tokenizer=WORDS,
     stem="model",
     # Rows of text are taken before the head, which some files leave out.
     stand_ins={"lm_head.weight": "model.language_model.embed_tokens.weight"},
+    companion=Companion("text_encoder", "the text encoder Qwen3-VL-4B", "qwen3vl_4b.safetensors"),
 )
-
-
-@functools.cache
-def tell_of_cut(limit: int) -> None:
-    """Says once that captions longer than the limit are cut."""
-    logger.warning("captions longer than %d tokens are cut there; max_token_length sets the limit (this is said once)", limit)
 
 
 def tiny_qwen3vl(tokenizer: Any, width: int = 32, num_layers: int = 2) -> Qwen3VLForConditionalGeneration:

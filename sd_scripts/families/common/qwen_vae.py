@@ -13,11 +13,11 @@ import torch
 from diffusers import AutoencoderKLQwenImage
 from torch import Tensor
 
-from sd_scripts.library.core.protocols import Parts, dtype_of
-from sd_scripts.library.loading.common import PartSpec
+from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.loading.common import Companion, PartSpec
 from sd_scripts.library.loading.layouts import Stored
 
-from .images import in_tiles, posterior_mean
+from .images import pixels_of, posterior_mean
 from .qwen_vae_signs import VAE
 from .scheduled import ScheduledFamily
 
@@ -58,7 +58,15 @@ def _layout(config: Mapping[str, Any]) -> Callable[[str], Stored]:
     return stored
 
 
-QWEN_VAE_PART = PartSpec("vae", "AutoencoderKLQwenImage", AutoencoderKLQwenImage.from_config, _layout, ("vae.",), (VAE,))
+QWEN_VAE_PART = PartSpec(
+    "vae",
+    "AutoencoderKLQwenImage",
+    AutoencoderKLQwenImage.from_config,
+    _layout,
+    ("vae.",),
+    (VAE,),
+    companion=Companion("vae", "the VAE", "qwen_image_vae.safetensors"),
+)
 
 
 class QwenVaeFamily(ScheduledFamily):
@@ -73,22 +81,19 @@ class QwenVaeFamily(ScheduledFamily):
         Raises ValueError for sides off the grid.
         """
         latents = posterior_mean(parts, pixels[:, :, None], self.grid)[:, :, 0]
-        mean, std = _statistics(parts, latents)
+        mean, std = statistics(parts, latents)
         return (latents - mean) / std
 
     @torch.no_grad()
     def decode(self, parts: Parts, latents: Tensor) -> Tensor:
         """Images of scaled latents: (B, 16, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""
-        device, dtype = parts.bring(parts.vae), dtype_of(parts.vae)
-        latents = latents.to(device).float()
-        mean, std = _statistics(parts, latents)
-        with torch.autocast(device.type, enabled=False), in_tiles(parts):
-            pixels = parts.vae.decode((latents / (1.0 / std) + mean).to(dtype)[:, :, None], return_dict=False)[0][:, :, 0]
-        return pixels.float().clamp(-1, 1)
+        latents = latents.to(parts.bring(parts.vae)).float()
+        mean, std = statistics(parts, latents)
+        return pixels_of(parts, (latents / (1.0 / std) + mean)[:, :, None])[:, :, 0]
 
 
-def _statistics(parts: Parts, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of latents, (1, 16, 1, 1)."""
+def statistics(parts: Parts, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of latents, (1, C, 1, 1), float32."""
     config: Any = parts.vae.config
     mean, std = (torch.tensor(row, device=like.device).view(1, -1, 1, 1) for row in (config.latents_mean, config.latents_std))
     return mean, std

@@ -34,6 +34,9 @@ TRANSFORMER_DIFFUSERS = (
     Rule("backbone", ("transformer.",), kinds=("lora", "dora")),
     Rule("backbone", ("lora_unet_", "diffusion_model."), kinds=LORA),
 )
+PUBLISHED_MUSUBI = (Rule("backbone", ("lora_unet_",), "published", SUMS),)
+PUBLISHED_DIFFUSERS = (TRANSFORMER_DIFFUSERS[0], Rule("backbone", ("diffusion_model.",), "published", LORA))
+"""Of a transformer whose layers have other names in published files."""
 
 
 def transformer_architecture(loader: Loader, **own: Any) -> Architecture:
@@ -51,5 +54,7 @@ def transformer_architecture(loader: Loader, **own: Any) -> Architecture:
         "version": loader.version,
         "prefixes": TRANSFORMER_PREFIXES,
         "has_one_alpha": False,
+        # diffusers stops at an alpha under these names.
+        "comfyui_endings": "peft without alpha",
     }
     return Architecture(**(known | own))

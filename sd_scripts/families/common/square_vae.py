@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.loading.common import Companion
 from sd_scripts.library.loading.layouts import Stored
 
 from . import original_unet as original
@@ -35,7 +36,14 @@ def _layout(config: Mapping[str, Any]) -> Callable[[str], Stored]:
     return stored
 
 
-SQUARE_VAE = replace(AUTOENCODER, class_name="AutoencoderKLFlux2", make=AutoencoderKLFlux2.from_config, layout=_layout, kinds=(VAE,))
+SQUARE_VAE = replace(
+    AUTOENCODER,
+    class_name="AutoencoderKLFlux2",
+    make=AutoencoderKLFlux2.from_config,
+    layout=_layout,
+    kinds=(VAE,),
+    companion=Companion("vae", "the VAE", "flux2-vae.safetensors"),
+)
 
 
 class SquareVaeFamily(ScheduledFamily):

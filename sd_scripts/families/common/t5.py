@@ -10,7 +10,7 @@ from transformers import T5Config, T5EncoderModel, T5Tokenizer
 
 from sd_scripts.library.core.protocols import Dtypes
 from sd_scripts.library.loading import layouts
-from sd_scripts.library.loading.common import Base, PartSpec, config_of, dtypes_of
+from sd_scripts.library.loading.common import Base, Companion, PartSpec, config_of, dtypes_of
 from sd_scripts.runs.model_headers import T5
 
 from .tokenizers import TokenizerSpec
@@ -21,6 +21,7 @@ _PUBLISHED_T5 = (
     ("black-forest-labs/FLUX.1-dev", "tokenizer_2/"),
 )
 
+T5_WORDS = TokenizerSpec("tokenizer_2", None, T5Tokenizer, ("spiece.model",), _PUBLISHED_T5, "T5's", "0.8 MB")
 T5_PART = PartSpec(
     folder="text_encoder_2",
     class_name="T5EncoderModel",
@@ -29,8 +30,9 @@ T5_PART = PartSpec(
     layout=lambda config: layouts.Stored,
     prefixes=("text_encoders.t5xxl.transformer.",),
     kinds=(T5,),
-    tokenizer=TokenizerSpec("tokenizer_2", None, T5Tokenizer, ("spiece.model",), _PUBLISHED_T5, "T5's", "0.8 MB"),
+    tokenizer=T5_WORDS,
     stem="model",
+    companion=Companion("t5xxl", "the text encoder T5-XXL", "t5xxl_fp16.safetensors"),
 )
 
 

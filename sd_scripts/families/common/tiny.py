@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from diffusers import AutoencoderKL
@@ -13,7 +14,13 @@ from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Parts
 
 
-def tiny_parts(networks: Mapping[str, nn.Module], tokenizers: dict[str, Any], scheduler: dict[str, Any], settings: dict[str, Any]) -> Parts:
+def tiny_parts(
+    networks: Mapping[str, nn.Module],
+    tokenizers: dict[str, Any],
+    scheduler: dict[str, Any],
+    settings: dict[str, Any],
+    denoising: Mapping[str, Any] = MappingProxyType({}),
+) -> Parts:
     """Parts of these networks with the schedule of this configuration, frozen and in eval mode; every text encoder has a tokenizer."""
     parts = Parts(
         backbone=networks["backbone"],
@@ -25,6 +32,7 @@ def tiny_parts(networks: Mapping[str, nn.Module], tokenizers: dict[str, Any], sc
         scheduler_config=scheduler,
         source="tiny",
         settings=settings,
+        denoising=dict(denoising),
     )
     for module in parts.modules().values():
         module.eval().requires_grad_(False)

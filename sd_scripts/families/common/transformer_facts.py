@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from sd_scripts.schema.facts import FamilyFacts, NetworkFacts
+from sd_scripts.schema.facts import FamilyFacts, KohyaFacts, NetworkFacts
 
 _USUAL = NetworkFacts(
     head_sizes=lambda model: (128,),
@@ -18,6 +18,12 @@ _USUAL = NetworkFacts(
     quantized_encoder="te1",
     vae_in_16_bits=True,
 )
+
+
+def transformer_kohya(**own: Any) -> KohyaFacts:
+    """The same of a family that kohya's programs train."""
+    known: dict[str, Any] = {"versions": (), "side": None, "text_rates": (), "dreambooth_trains_text": False, "unet_blocks": None}
+    return KohyaFacts(**(known | own))
 
 
 def transformer_facts(network: Mapping[str, Any] = MappingProxyType({}), **own: Any) -> FamilyFacts:

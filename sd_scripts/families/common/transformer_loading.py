@@ -19,6 +19,7 @@ from sd_scripts.library.loading import layouts
 from sd_scripts.library.loading.common import (
     BASE,
     Base,
+    Companion,
     Config,
     FamilySpec,
     FoundNetwork,
@@ -26,6 +27,7 @@ from sd_scripts.library.loading.common import (
     adapter,
     base_source,
     check_kind,
+    config_of,
     described_by,
     from_folder,
     given,
@@ -47,50 +49,43 @@ from sd_scripts.schema.files import pipeline_file
 from sd_scripts.schema.model import BaseModelOptions
 
 from . import original_unet as original
+from .transformer_options import AREA, control_area
 
 PREFIXES = ("model.diffusion_model.", "diffusion_model.")
 """What may stand before the names of a transformer in a file."""
-AUTOENCODER = PartSpec("vae", "AutoencoderKL", AutoencoderKL.from_config, original.vae, ("vae.", "first_stage_model."), (VAE,))
+AUTOENCODER = PartSpec(
+    "vae",
+    "AutoencoderKL",
+    AutoencoderKL.from_config,
+    original.vae,
+    ("vae.", "first_stage_model."),
+    (VAE,),
+    companion=Companion("ae", "the autoencoder", "ae.safetensors"),
+)
 """The VAE of FLUX, which is Z-Image's, too."""
-
-
-@dataclass(frozen=True)
-class Companion:
-    """A network that may come from outside the base model."""
-
-    option: str
-    """The option that names it."""
-    noun: str
-    usual: str
-    """The file that it is published as, for sentences."""
-
-
-Companions = Mapping[str, Companion]
-"""By the name of the network: vae, te1, ..."""
 
 
 def gather(
     spec: FamilySpec,
-    companions: Companions,
     options: BaseModelOptions,
-    wanted: Mapping[str, str | None],
     without: Collection[str],
     in_file: Callable[[Source, Header, Sequence[str]], Base],
     further: Sequence[Callable[[], object]] = (),
 ) -> tuple[Base, list[str], list[Path]]:
     """A model that comes in several files: the base with all networks, the names of those that are not its own, and files of base_weights.
 
-    wanted: what the options say of each companion, None where the base has its own; in_file reads a single file of the family, of which it
-    wants the networks of these names; further: checks whose problems are told with the others. Reads no weights.
+    in_file reads a single file of the family, of which it wants the networks of these names; further: checks whose problems are told with
+    the others. Reads no weights.
     """
     problems: list[Problem] = []
-    values = {name: value for name, value in wanted.items() if value is not None}
+    values = {name: value for name, one in spec.companions.items() if (value := getattr(options, one.option)) is not None}
     own = [name for name in spec.parts if name not in values]
     base = tried(problems, lambda: _base(spec, options, own, without, in_file))
     described = described_by(spec, Path(options.pretrained_model_name_or_path).expanduser())
     spec = replace(spec, configs=described) if base is None else base.spec
     others = {
-        name: tried(problems, partial(given, spec, name, companions[name].option, value, options.variant)) for name, value in values.items()
+        name: tried(problems, partial(given, spec, name, spec.companions[name].option, value, options.variant))
+        for name, value in values.items()
     }
     adapters = [tried(problems, partial(adapter, value)) for value in options.base_weights]
     for check_further in further:
@@ -118,9 +113,9 @@ def _base(
     return in_file(source, header, own)
 
 
-def check_holds(spec: FamilySpec, companions: Companions, source: Source, header: Header, names: Sequence[str]) -> None:
+def check_holds(spec: FamilySpec, source: Source, header: Header, names: Sequence[str]) -> None:
     """Raises OptionError for a file without one of these networks, which says what to set; every file holds the transformer."""
-    missing = [companions[name] for name in names if name != "backbone" and not header.starts(*spec.parts[name].prefixes)]
+    missing = [spec.companions[name] for name in names if name != "backbone" and not header.starts(*spec.parts[name].prefixes)]
     if missing:
         raise OptionError(
             f"{BASE}: {source.label} lacks {listed([one.noun for one in missing])}. Set "
@@ -147,9 +142,7 @@ def config_in(
         ) from err
 
 
-def networks_in(
-    spec: FamilySpec, companions: Companions, source: Source, header: Header, transformer: Config, own: Sequence[str]
-) -> dict[str, FoundNetwork]:
+def networks_in(spec: FamilySpec, source: Source, header: Header, transformer: Config, own: Sequence[str]) -> dict[str, FoundNetwork]:
     """The transformer of this configuration and the other networks named in own, of which the file may hold none but their structure.
 
     Their configurations are in the folder spec.configs.
@@ -157,7 +150,7 @@ def networks_in(
     what = f"the transformer of {source.label}"
     networks = {"backbone": network(spec, "backbone", transformer, tensors_of(spec, header, "backbone"), BASE, what)}
     for name in own[1:]:
-        folder, noun = spec.configs / spec.parts[name].folder, companions[name].noun
+        folder, noun = spec.configs / spec.parts[name].folder, spec.companions[name].noun
         if header.starts(*spec.parts[name].prefixes):
             config = read_json(folder / "config.json", BASE)
             networks[name] = network(spec, name, config, tensors_of(spec, header, name), BASE, f"{noun} of {source.label}")
@@ -178,17 +171,28 @@ def sides_in(
     return side_of
 
 
-def channel_problems(base: Base, own: Collection[str], makes: int) -> list[str]:
-    """Why a transformer does not work on latents of so many channels; own: networks that are not the base's own."""
-    takes = base.networks["backbone"].module.config.in_channels
+def channel_problems(base: Base, own: Collection[str]) -> list[str]:
+    """Why a transformer does not work on the VAE's latents; own: networks that are not the base's own."""
+    takes, makes = base.networks["backbone"].module.config.in_channels, _channels(base)
     option = "vae" if "vae" in own else BASE
     return [] if takes == makes else [f"{option}: the transformer takes latents of {takes} channels, but those of the VAE have {makes}"]
 
 
-def token_problems(base: Base, channels: int) -> list[str]:
-    """Why a transformer does not work on squares of 2 x 2 latents of so many channels."""
-    takes, makes = base.networks["backbone"].module.config.in_channels, 4 * channels
+def token_problems(base: Base) -> list[str]:
+    """Why a transformer does not work on squares of 2 x 2 latents of the VAE."""
+    takes, makes = base.networks["backbone"].module.config.in_channels, 4 * _channels(base)
     return [] if takes == makes else [f"{BASE}: the transformer takes {takes} numbers a token, but 2 x 2 latents are {makes}"]
+
+
+def _channels(base: Base) -> int:
+    config = base.networks["vae"].module.config
+    return int(config.get("z_dim") or config.latent_channels)
+
+
+def text_width(base: Base) -> int:
+    """Numbers of a row of text that the language model makes."""
+    config = config_of(base.networks["te1"].module)
+    return int(config.get("text_config", config)["hidden_size"])
 
 
 def width_problems(own: Collection[str], makes: int, takes: int, reads: str, taker: str = "transformer") -> list[str]:
@@ -202,37 +206,16 @@ def scheduler_in(configs: Path) -> Config:
     return read_json(configs / "scheduler" / "scheduler_config.json", BASE)
 
 
+def usual_settings(options: Any, label: str) -> dict[str, Any]:
+    """Settings of Parts by the options: tokens of a caption, what the model is called, and areas where it takes reference images."""
+    areas = {"area": AREA, "control_area": control_area(options)} if options.controls.most else {}
+    return {"max_token_length": options.max_token_length, "model_version": label, **areas}
+
+
 def tell(problems: Sequence[str | Problem]) -> None:
     """Raises OptionError with all problems, if there are any; a sentence stands at the option that it begins with."""
     if problems:
         raise OptionError([Problem(one.partition(":")[0], one) if isinstance(one, str) else one for one in problems])
-
-
-def save(
-    spec: FamilySpec,
-    parts: Parts,
-    path: Path,
-    save_model_as: str,
-    dtype: torch.dtype | None,
-    metadata: Mapping[str, str],
-    index: Mapping[str, Any] | None = None,
-    also: Sequence[str] = (),
-) -> None:
-    """Writes the model in dtype or as it is: `diffusers` is a folder with everything, `safetensors` the transformer as it is published.
-
-    index: what model_index.json says besides the classes. also: further files of the published configurations that the folder has.
-    """
-    check_whole(parts)
-
-    def copied(folder: Path) -> None:
-        for name in also:
-            (folder / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(spec.configs / name, folder / name)
-
-    if save_model_as == "diffusers":
-        write_folder(spec, parts, path, dtype, metadata, index, also=copied)
-    else:
-        save_transformer(spec, parts, path, dtype, metadata)
 
 
 def save_transformer(spec: FamilySpec, parts: Parts, path: Path, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
@@ -245,17 +228,17 @@ class Loader:
     """How the models of a family are loaded and written that has one version, and whose transformer may be configured by its tensors."""
 
     spec: FamilySpec
-    companions: Companions
+    options: type[BaseModelOptions]
     version: Version
     config_of: Callable[[Mapping[str, tuple[int, ...]]], Config]
     """The transformer's configuration from the shapes of its tensors; see config_in."""
-    same: tuple[str, ...]
+    same: tuple[str, ...] = ("attention_head_dim", "num_attention_heads")
     untold: tuple[str, ...]
     """Entries of the configuration in the folder around a file that no tensor tells, and count when those of `same` agree."""
     problems: Callable[[Base, Sequence[str], Any, Dtypes], Sequence[str]]
     """What does not fit together: of the networks, those that are not the base's own by name, the options and the precision."""
-    settings: Callable[[Any, Base | None], dict[str, Any]]
-    """Settings of Parts by the options; without a base, by those and the published model alone."""
+    settings: Callable[[Any, Base | None], dict[str, Any]] | None = None
+    """Settings of Parts by the options; without a base, by those and the published model alone. None are the usual ones."""
     scheduler: Callable[[Any, Config], Config] = lambda options, found: found
     """The scheduler's configuration by the options and the one that was found."""
     versions: Mapping[str, Path] = field(default_factory=dict)
@@ -266,6 +249,8 @@ class Loader:
     """What else stands in Parts.denoising, by the options."""
     also: tuple[str, ...] = ()
     """Files of the published configurations that nothing here reads, and diffusers does; they are written with a folder."""
+    write: Callable[[FamilySpec, Parts, Path, torch.dtype | None, Mapping[str, str]], None] = save_transformer
+    """Writes the file that a transformer is published as."""
     finish: Callable[[Parts], None] = lambda parts: None
     """What is done with networks that have been read."""
 
@@ -277,13 +262,12 @@ class Loader:
         Networks named in `without` are not read. further: see gather. Raises OptionError with every problem that can be seen before weights
         are read.
         """
-        wanted = {name: getattr(options, one.option) for name, one in self.companions.items()}
 
         def in_file(source: Source, header: Header, own: Sequence[str]) -> Base:
-            check_holds(self.spec, self.companions, source, header, [name for name in own if name not in without])
+            check_holds(self.spec, source, header, [name for name in own if name not in without])
             return self._in_file(source, header, own)
 
-        base, given_names, adapters = gather(self.spec, self.companions, options, wanted, without, in_file, further)
+        base, given_names, adapters = gather(self.spec, options, without, in_file, further)
         for name in self.spec.tokenizers:
             if name not in base.tokenizers and base.networks[name].tensors:
                 base.tokenizers[name] = tokenizer_for(base, name)
@@ -291,13 +275,32 @@ class Loader:
         return read_quantized(base, options, device, dtype, without, adapters, lambda modules: self._parts(base, options, modules))
 
     def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
-        """See save."""
-        save(self.spec, parts, path, save_model_as, dtype, metadata, {name: parts.denoising[name] for name in self.kept}, self.also)
+        """Writes the model in dtype or as it is: `diffusers` is a folder with everything, `safetensors` the transformer as it is
+        published."""
+        check_whole(parts)
+
+        def copied(folder: Path) -> None:
+            for name in self.also:
+                (folder / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(self.spec.configs / name, folder / name)
+
+        if save_model_as == "diffusers":
+            write_folder(self.spec, parts, path, dtype, metadata, {name: parts.denoising[name] for name in self.kept}, also=copied)
+        else:
+            self.write(self.spec, parts, path, dtype, metadata)
 
     def named(self, model: str) -> FamilySpec:
         """How the version is read that a model of this name most likely is."""
         configs = next((folder for piece, folder in self.versions.items() if piece in Path(model).name.lower()), self.spec.configs)
         return replace(self.spec, configs=configs)
+
+    def settings_of(self, options: Any, base: Base | None = None) -> dict[str, Any]:
+        """Parts.settings; see `settings`."""
+        return usual_settings(options, self.spec.label) if self.settings is None else self.settings(options, base)
+
+    def denoising_of(self, options: Any, index: Config) -> dict[str, Any]:
+        """Parts.denoising by the options and the model's own index."""
+        return {name: bool(index.get(name)) for name in self.kept} | self.denoising(options)
 
     def _in_file(self, source: Source, header: Header, own: Sequence[str]) -> Base:
         """The base model in a single file, its transformer configured by the shapes of its tensors and by the file's own folder."""
@@ -309,7 +312,7 @@ class Loader:
                 config |= {key: beside[key] for key in self.untold if key in beside}
         else:
             spec = replace(spec, configs=self._like(config))
-        networks = networks_in(spec, self.companions, source, header, config, own)
+        networks = networks_in(spec, source, header, config, own)
         index = pipeline_file(spec.configs)
         return Base(spec, source, networks, {}, scheduler_in(spec.configs), {} if index is None else read_json(index, BASE))
 
@@ -334,8 +337,8 @@ class Loader:
             kind=diffusion.kind_of(scheduler),
             scheduler_config=scheduler,
             source=base.source.label,
-            settings=self.settings(options, base),
-            denoising={name: bool(base.index.get(name)) for name in self.kept} | self.denoising(options),
+            settings=self.settings_of(options, base),
+            denoising=self.denoising_of(options, base.index),
         )
         self.finish(parts)
         return parts

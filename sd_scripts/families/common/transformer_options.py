@@ -9,13 +9,21 @@ from pydantic import create_model
 from sd_scripts.schema.dataset import DatasetOptions, PairDatasetOptions
 from sd_scripts.schema.fields import Show, Side
 from sd_scripts.schema.memory import FullMemoryOptions
-from sd_scripts.schema.model import BaseModelOptions, Controls, file_name
+from sd_scripts.schema.model import BaseModelOptions, Controls, ModelOptions, file_name
 from sd_scripts.schema.network import BlocksNetworkOptions, TransformerFullOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions
 from sd_scripts.schema.optimizer import FullOptimizerOptions
 from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import SampleOptions
+
+AREA = 1024 * 1024
+"""Pixels of a control image, where the options do not say it."""
+
+
+def control_area(options: ModelOptions) -> int:
+    """Pixels of a control image."""
+    return AREA if options.control_side is None else options.control_side**2
 
 
 class LanguageModelOptions(BaseModelOptions):
@@ -49,6 +57,7 @@ class UnbuiltModelOptions(BaseModelOptions):
 class QwenVaeModelOptions(BaseModelOptions):
     """A base model whose latents Qwen-Image's VAE makes."""
 
+    grid: ClassVar[int] = 16
     latent_side: ClassVar[int] = 8
 
     vae: Annotated[str | None, Show(kind="file")] = None
@@ -58,6 +67,7 @@ class QwenVaeModelOptions(BaseModelOptions):
 class SquareVaeModelOptions(BaseModelOptions):
     """A base model whose latents FLUX.2's VAE makes."""
 
+    grid: ClassVar[int] = 16
     latent_side: ClassVar[int] = 16
 
     vae: Annotated[str | None, Show(kind="file")] = None

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import itertools
 import re
-from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from sd_scripts.library.core.devices import META
-from sd_scripts.library.core.protocols import Condition, DeviceMap, Dtypes, Geometry, OnStep, Parts, Preview, Version
+from sd_scripts.library.core.protocols import Condition, DeviceMap, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
 from sd_scripts.library.parallel.sharding import is_sharded
 from sd_scripts.runs.model_headers import Header
 
@@ -26,7 +26,8 @@ from . import structures, training_adapter
 from .images import evaluating, first_of, told_guidance
 from .samplers import schedule, watched
 from .scheduled import DISTILLED, ScheduledFamily
-from .transformer_loading import Loader
+from .tiny import tiny_parts
+from .transformer_loading import Loader, scheduler_in
 
 TOKEN = 16
 """Pixels of a token's sides, in all of these families."""
@@ -37,10 +38,19 @@ Denoise = Callable[[Tensor, Tensor, Sequence[Condition]], Tensor]
 class TransformerFamily(ScheduledFamily):
     """See protocols.ModelFamily and PublishedFamily."""
 
+    name: ClassVar[str]
     loader: ClassVar[Loader]
     separate_texts: ClassVar[bool] = False
     adapted: ClassVar[Mapping[str, str]]
     """Regular expressions for names of linear layers that get an adapter by default, by the name of the network."""
+    text: ClassVar[str] = "text"
+    """The entry of conditions that `alike` is given as text."""
+    tiny_settings: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+
+    def __init_subclass__(cls) -> None:
+        """Name and grid are those of the files and options that are loaded."""
+        if "loader" in vars(cls):
+            cls.name, cls.grid = cls.loader.spec.name, cls.loader.options.grid
 
     def load(self, options: Any, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """See Loader.load."""
@@ -58,13 +68,23 @@ class TransformerFamily(ScheduledFamily):
     def published(self, options: Any, header: Header | None) -> tuple[Parts, str]:
         """The version that the name says; see PublishedFamily."""
         spec = self.loader.named(options.pretrained_model_name_or_path)
-        found = structures.published(spec, self.tiny(), options, header, self.loader.settings(options, None))
+        found = structures.published(spec, self.tiny(), options, header, self.loader.settings_of(options))
         self.loader.finish(found[0])
         return found
 
-    @abstractmethod
     def tiny(self) -> Parts:
-        """See ModelFamily."""
+        """The same classes with few layers and seeded weights, told what default options say but for tiny_settings; see ModelFamily."""
+        loader = self.loader
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            networks, tokenizers = self.tiny_networks()
+        options = loader.options(pretrained_model_name_or_path="tiny")
+        settings = {**loader.settings_of(options), **self.tiny_settings}
+        return tiny_parts(networks, tokenizers, scheduler_in(loader.spec.configs), settings, loader.denoising_of(options, {}))
+
+    def tiny_networks(self) -> tuple[dict[str, nn.Module], dict[str, Any]]:
+        """Small networks, whose weights come from torch's generator as it is, and tokenizers, by their names in Parts."""
+        raise NotImplementedError
 
     def size_condition(self, geometry: Geometry) -> Condition:
         """Nothing: the model is not told how an image was cut."""
@@ -94,10 +114,19 @@ class TransformerFamily(ScheduledFamily):
         def key(condition: Condition) -> Hashable:
             return frozenset((name, value.shape) for name, value in condition.items())
 
-        return in_groups(parts.backbone, x_t, t, conditions, key, lambda *samples: self.alike(parts, *samples))
+        def velocity(x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+            device = x_t.device
+            text = torch.stack([condition[self.text] for condition in conditions]).to(device, dtype_of(parts.backbone))
+            images = [torch.stack(same).to(device) for same in zip(*map(controls_of, conditions), strict=True)]
+            return self.alike(parts, x_t, t.to(device, torch.float32), text, images)
 
-    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
-        """`denoise` of samples whose conditions have the same shapes."""
+        return in_groups(parts.backbone, x_t, t, conditions, key, velocity)
+
+    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, text: Tensor, images: Sequence[Tensor]) -> Tensor:
+        """`denoise` of samples whose texts, and reference images, have one shape.
+
+        t (B,) float32; text (B, L, D) in the network's precision; images (B, C, h_i, w_i), those of all samples at one place together.
+        """
         raise NotImplementedError
 
     @torch.no_grad()
@@ -127,21 +156,32 @@ class TransformerFamily(ScheduledFamily):
         num_tokens = first.height * first.width // TOKEN**2
         mu = self.mu(parts, num_tokens, first.steps)
         scheduler = watched(schedule(first.sampler, parts.scheduler_config, first.steps, num_tokens, device, mu), on_step)
-        latents = self._noise(parts, requests).to(device)
+        channels, factor = self.latent_in(parts)
+        latents = noise([request.seed for request in requests], channels, first.height // factor, first.width // factor).to(device)
         for clock in scheduler.timesteps:
             t = clock.expand(len(latents)) / 1000
             velocity = self.denoise(parts, latents, t, positive)
             if negative is not None:
-                away = self.denoise(parts, latents, t, negative)
-                velocity = away + first.cfg_scale * (velocity - away)
+                velocity = self.guided(velocity, self.denoise(parts, latents, t, negative), first.cfg_scale)
             latents = scheduler.step(velocity, clock, latents, return_dict=False)[0]
         return latents
 
-    def _noise(self, parts: Parts, requests: Sequence[Preview]) -> Tensor:
-        """Noise (B, C, h, w) of requests of one size, each of its seed: the numbers that diffusers' pipelines draw for one image."""
-        channels, factor = self.latent_in(parts)
-        shape = (1, channels, requests[0].height // factor, requests[0].width // factor)
-        return torch.cat([torch.randn(shape, generator=torch.Generator().manual_seed(request.seed)) for request in requests])
+    def guided(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+        """Velocities (B, C, h, w) led away from those of the negative prompts."""
+        return negative + scale * (positive - negative)
+
+
+def noise(seeds: Sequence[int], channels: int, height: int, width: int) -> Tensor:
+    """Noise (B, C, h, w), float32, of each seed alone: the numbers that diffusers' pipelines draw for one image."""
+    return torch.cat([torch.randn((1, channels, height, width), generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+
+
+def controls_of(condition: Condition) -> list[Tensor]:
+    """The encoded control images of a sample, (C, h, w) each, in their order."""
+    found: list[Tensor] = []
+    while (control := condition.get(f"control_{len(found)}")) is not None:
+        found.append(control)
+    return found
 
 
 def in_groups(

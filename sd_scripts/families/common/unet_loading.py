@@ -17,6 +17,7 @@ from sd_scripts.library.core.protocols import DeviceMap, Dtypes, Parts
 from sd_scripts.library.loading.common import (
     BASE,
     Base,
+    Companion,
     Config,
     FamilySpec,
     FoundNetwork,
@@ -44,7 +45,15 @@ from . import original_unet as original
 logger = logging.getLogger(__name__)
 
 UNET = PartSpec("unet", "UNet2DConditionModel", UNet2DConditionModel.from_config, original.unet, ("model.diffusion_model.",))
-AUTOENCODER = PartSpec("vae", "AutoencoderKL", AutoencoderKL.from_config, original.vae, ("first_stage_model.",), (VAE,))
+AUTOENCODER = PartSpec(
+    "vae",
+    "AutoencoderKL",
+    AutoencoderKL.from_config,
+    original.vae,
+    ("first_stage_model.",),
+    (VAE,),
+    companion=Companion("vae", "the VAE"),
+)
 FLOW_SCHEDULER = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0}
 
 Refine = Callable[[FamilySpec, Source, Header | None], FamilySpec]

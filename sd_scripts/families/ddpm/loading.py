@@ -45,7 +45,7 @@ class PixelSpace(ModelMixin, ConfigMixin):
 SPEC = FamilySpec(
     name="ddpm",
     label="a small DDPM",
-    needs="a model that ddpm_train.py saved",
+    needed="a model that ddpm_train.py saved",
     files=("a small DDPM",),
     pipelines=("TextDdpm",),
     configs=Path(__file__).parent / "configs",

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from sd_scripts.families.common.double_stream_signs import TRANSFORMER
-from sd_scripts.families.common.transformer_facts import transformer_facts
-from sd_scripts.schema.facts import AdapterMarks, KohyaFacts, PublishedBase, Sign
+from sd_scripts.families.common.transformer_facts import transformer_facts, transformer_kohya
+from sd_scripts.schema.facts import AdapterMarks, PublishedBase, Sign
 
 FACTS = transformer_facts(
     label="FLUX",
     place=20,
     edits=False,
     demo="toy-star-flux",
-    kohya=KohyaFacts(
+    kohya=transformer_kohya(
         asked=1,
         boxes=("flux1_checkbox",),
-        versions=(),
         marks=("ae", "t5xxl", "model_prediction_type", "guidance_scale", "t5xxl_max_token_length", "apply_t5_attn_mask"),
         models=("flux",),
-        side=None,
         model_type="flux",
         like=("hunyuan_image", "lumina"),
         prefix="flux",
@@ -36,9 +34,6 @@ FACTS = transformer_facts(
             "flux1 oft": "transformer oft",
         },
         defaults={"timestep_sampling": "sigma", "discrete_flow_shift": 3.0, "model_prediction_type": "sigma_scaled", "guidance_scale": 3.5},
-        text_rates=(),
-        dreambooth_trains_text=False,
-        unet_blocks=None,
         swaps_pairs=True,
     ),
     adapters=AdapterMarks(

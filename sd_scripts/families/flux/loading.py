@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.families.common import clip_t5_loading, pooled_original
-from sd_scripts.families.common.clip_t5_loading import COMPANIONS, spec_of
+from sd_scripts.families.common.clip_t5_loading import spec_of
 from sd_scripts.families.common.double_stream_signs import TRANSFORMER
 from sd_scripts.families.common.t5 import settle_t5
 from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
@@ -43,7 +43,7 @@ def _settings(options: FluxModelOptions, base: Base | None) -> dict[str, Any]:
 
 LOADER = Loader(
     spec=SPEC,
-    companions=COMPANIONS,
+    options=FluxModelOptions,
     version=DEV_VERSION,
     config_of=pooled_original.config_of,
     same=("attention_head_dim", "num_attention_heads", "guidance_embeds"),

@@ -11,30 +11,23 @@ from typing import ClassVar
 from torch import Tensor
 
 from sd_scripts.families.common import structures
-from sd_scripts.families.common.clip_t5 import ClipT5Family, pooled_vectors, tiny_model, velocity
+from sd_scripts.families.common.clip_t5 import ClipT5Family, pooled_vectors, velocity
 from sd_scripts.families.common.double_stream import t5_states
 from sd_scripts.families.common.transformer_loading import Loader
 from sd_scripts.library.core.protocols import Condition, Parts, Version
 
-from .loading import DEV_VERSION, LOADER, SCHNELL_VERSION, published_scheduler
-from .options import FluxModelOptions
+from .loading import DEV_VERSION, LOADER, SCHNELL_VERSION
 
 
 class Flux(ClipT5Family):
     """The FLUX.1 family; see protocols.ModelFamily."""
 
-    name: ClassVar[str] = "flux"
-    grid: ClassVar[int] = FluxModelOptions.grid
     loader: ClassVar[Loader] = LOADER
     separate_texts: ClassVar[bool] = True
 
     def version(self, parts: Parts) -> Version:
         """See ModelFamily."""
         return DEV_VERSION if parts.backbone.config.guidance_embeds else SCHNELL_VERSION
-
-    def tiny(self) -> Parts:
-        """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode."""
-        return tiny_model(published_scheduler(guidance_embeds=True), {"apply_t5_attn_mask": False})
 
     def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
         """t5, as long as the captions where padding is hidden, and pooled; see protocols.ModelFamily."""

@@ -8,10 +8,8 @@ from pathlib import Path
 from sd_scripts.families.common import flux2_loading as flux2
 from sd_scripts.families.common.flux2_signs import KLEIN
 from sd_scripts.families.common.qwen3 import QWEN3_PART, template_problems
-from sd_scripts.families.common.qwen3_signs import TEXT_ENCODER
 from sd_scripts.families.common.square_vae import SQUARE_VAE
-from sd_scripts.families.common.square_vae_signs import VAE
-from sd_scripts.families.common.transformer_loading import Companion, Loader
+from sd_scripts.families.common.transformer_loading import Loader
 from sd_scripts.library.core.protocols import Dtypes, Version
 from sd_scripts.library.loading.common import BASE, Base, FamilySpec
 
@@ -33,22 +31,16 @@ def _problems(base: Base, given: Sequence[str], options: KleinModelOptions, dtyp
 SPEC = FamilySpec(
     name="flux2",
     label=FACTS.label,
-    needs=KLEIN,
     files=(KLEIN,),
     pipelines=("Flux2Klein",),
     configs=_KLEIN_4B,
     parts={"backbone": flux2.TRANSFORMER_PART, "vae": SQUARE_VAE, "te1": QWEN3_PART},
-    belongs={VAE: "vae", TEXT_ENCODER: "text_encoder"},
 )
 LOADER = Loader(
     spec=SPEC,
-    companions={
-        "vae": Companion("vae", "the VAE", "flux2-vae.safetensors"),
-        "te1": Companion("text_encoder", "the text encoder Qwen3", "qwen_3_4b.safetensors"),
-    },
+    options=KleinModelOptions,
     version=Version("flux_2_klein", "FLUX.2-klein", "https://github.com/black-forest-labs/flux2", is_v2=False),
     config_of=flux2.transformer_config,
-    same=flux2.SAME,
     untold=flux2.UNTOLD,
     problems=_problems,
     settings=flux2.settings,

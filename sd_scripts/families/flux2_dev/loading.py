@@ -16,11 +16,10 @@ from transformers import MistralConfig, MistralModel, PreTrainedTokenizerFast
 from sd_scripts.families.common import flux2_loading as flux2
 from sd_scripts.families.common.flux2_signs import DEV
 from sd_scripts.families.common.square_vae import SQUARE_VAE
-from sd_scripts.families.common.square_vae_signs import VAE
 from sd_scripts.families.common.tokenizers import TokenizerSpec
-from sd_scripts.families.common.transformer_loading import Companion, Loader
+from sd_scripts.families.common.transformer_loading import Loader
 from sd_scripts.library.core.protocols import Dtypes, Version
-from sd_scripts.library.loading.common import BASE, Base, FamilySpec, PartSpec
+from sd_scripts.library.loading.common import BASE, Base, Companion, FamilySpec, PartSpec
 from sd_scripts.library.loading.layouts import Stored
 
 from .facts import FACTS, TEXT_ENCODER
@@ -73,6 +72,7 @@ MISTRAL_PART = PartSpec(
     stand_ins={f"layers.{_LAST}.{name}": f"layers.{_LAST - 1}.{name}" for name in _LAYER}
     | {"norm.weight": f"layers.{_LAST - 1}.input_layernorm.weight"},
     other_classes=("Mistral3ForConditionalGeneration", "MistralForCausalLM"),
+    companion=Companion("text_encoder", "the text encoder Mistral", "mistral_3_small_flux2_bf16.safetensors"),
 )
 
 
@@ -86,22 +86,16 @@ def _problems(base: Base, given: Sequence[str], options: Flux2DevModelOptions, d
 SPEC = FamilySpec(
     name="flux2_dev",
     label=FACTS.label,
-    needs=DEV,
     files=(DEV,),
     pipelines=("Flux2Pipeline",),
     configs=Path(__file__).parent / "configs",
     parts={"backbone": flux2.TRANSFORMER_PART, "vae": SQUARE_VAE, "te1": MISTRAL_PART},
-    belongs={VAE: "vae", TEXT_ENCODER: "text_encoder"},
 )
 LOADER = Loader(
     spec=SPEC,
-    companions={
-        "vae": Companion("vae", "the VAE", "flux2-vae.safetensors"),
-        "te1": Companion("text_encoder", "the text encoder Mistral", "mistral_3_small_flux2_bf16.safetensors"),
-    },
+    options=Flux2DevModelOptions,
     version=Version("flux_2_dev", "FLUX.2-dev", "https://github.com/black-forest-labs/flux2", is_v2=False),
     config_of=flux2.transformer_config,
-    same=flux2.SAME,
     untold=flux2.UNTOLD,
     problems=_problems,
     settings=flux2.settings,

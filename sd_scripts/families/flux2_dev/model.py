@@ -5,22 +5,22 @@ Shapes: B samples, L text tokens, D text width.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import ClassVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from diffusers.pipelines.flux2.system_messages import SYSTEM_MESSAGE
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
+from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from sd_scripts.families.common.editing import AREA
-from sd_scripts.families.common.flux2 import Flux2Family, states_of_layers, tiny_transformer
+from sd_scripts.families.common.flux2 import Flux2Family, tiny_transformer
+from sd_scripts.families.common.reading import states_of_layers
 from sd_scripts.families.common.square_vae import tiny_square_vae
-from sd_scripts.families.common.tiny import tiny_parts
-from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
+from sd_scripts.families.common.transformer_loading import Loader
 from sd_scripts.library.core.protocols import Condition, Parts
 
-from .loading import LOADER, SPEC, mistral
+from .loading import LOADER, mistral
 
 BEFORE, AFTER = f"<s>[SYSTEM_PROMPT]{SYSTEM_MESSAGE}[/SYSTEM_PROMPT][INST]", "[/INST]"
 """What Mistral's chat template makes of the system's and the user's messages."""
@@ -37,11 +37,11 @@ MARKS = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYST
 class Flux2Dev(Flux2Family):
     """The FLUX.2 dev family; see protocols.EditingFamily."""
 
-    name: ClassVar[str] = "flux2_dev"
     loader: ClassVar[Loader] = LOADER
+    tiny_settings: ClassVar[Mapping[str, Any]] = {"max_token_length": 64}
 
-    def tiny(self) -> Parts:
-        """See protocols.ModelFamily."""
+    def tiny_networks(self) -> tuple[dict[str, nn.Module], dict[str, Any]]:
+        """See TransformerFamily."""
         tokenizer = _tiny_tokenizer()
         text = {
             "vocab_size": len(tokenizer),
@@ -57,14 +57,9 @@ class Flux2Dev(Flux2Family):
             "eos_token_id": 2,
             "pad_token_id": tokenizer.pad_token_id,
         }
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            networks = {"backbone": tiny_transformer(guidance_embeds=True), "vae": tiny_square_vae(), "te1": mistral(text)}
-            torch.nn.init.normal_(networks["vae"].bn.running_mean, std=0.1)
-        settings = {"max_token_length": 64, "model_version": SPEC.label, "area": AREA, "control_area": AREA}
-        parts = tiny_parts(networks, {"te1": tokenizer}, scheduler_in(SPEC.configs), settings)
-        parts.denoising = {"guidance_scale": 1.0}
-        return parts
+        networks = {"backbone": tiny_transformer(guidance_embeds=True), "vae": tiny_square_vae(), "te1": mistral(text)}
+        torch.nn.init.normal_(networks["vae"].bn.running_mean, std=0.1)
+        return networks, {"te1": tokenizer}
 
     def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
         """Text part of each caption's condition, text (L, D): states after a quarter, a half and three quarters of Mistral's layers side by
@@ -82,7 +77,8 @@ class Flux2Dev(Flux2Family):
                 max_length=parts.settings["max_token_length"],
                 return_tensors="pt",
             ).to(device)
-            conditions.append({"text": states_of_layers(encoder, tokens, [whole * quarter // 4 for quarter in (1, 2, 3)])})
+            layers = [whole * quarter // 4 for quarter in (1, 2, 3)]
+            conditions.append({"text": states_of_layers(encoder, layers, tokens.input_ids, attention_mask=tokens.attention_mask)})
         return conditions
 
 

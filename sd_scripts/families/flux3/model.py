@@ -5,29 +5,29 @@ Shapes: B samples, 128 latent channels, h w latent sides (a sixteenth of H W, th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from diffusers.image_processor import VaeImageProcessor
 from diffusers.modular_pipelines.flux3.image_processor import Flux3ImageProcessor
+from PIL import Image
 from torch import Tensor, nn
 
 from sd_scripts.families.common import structures
-from sd_scripts.families.common.editing import AREA, EditingTransformerFamily, controls_of
-from sd_scripts.families.common.qwen3vl import tell_of_cut, tiny_qwen3vl
+from sd_scripts.families.common.editing import EditingTransformerFamily
+from sd_scripts.families.common.packing import by_rows
+from sd_scripts.families.common.qwen3vl import tiny_qwen3vl
+from sd_scripts.families.common.reading import states_of_layers, tokens_of
 from sd_scripts.families.common.square_vae import SquareVaeFamily, tiny_square_vae
-from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
-from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
-from sd_scripts.library.core.protocols import Condition, Parts, Preview, dtype_of
+from sd_scripts.families.common.transformer_loading import Loader
+from sd_scripts.families.common.transformers import given_first
+from sd_scripts.library.core.protocols import Condition, Parts, Preview
 from sd_scripts.schema.model import MAX_CONTROLS
 
-from .loading import LOADER, SPEC, TAPS
+from .loading import LOADER, TAPS
 from .network import made
-from .options import Flux3ModelOptions
 
 BEFORE, AFTER = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
 WINDOW = 80
@@ -40,35 +40,22 @@ BLOCKS = r"^(mode_blocks|txt_mode_blocks|single_transformer_blocks)\."
 class Flux3(SquareVaeFamily, EditingTransformerFamily):
     """The FLUX.3 family; see protocols.EditingFamily."""
 
-    name: ClassVar[str] = "flux3"
-    grid: ClassVar[int] = Flux3ModelOptions.grid
     loader: ClassVar[Loader] = LOADER
     adapted: ClassVar[Mapping[str, str]] = {"backbone": BLOCKS, "te1": r"language_model\.layers\."}
     most_controls: ClassVar[int] = MAX_CONTROLS
     reader: ClassVar[str] = "te1"
 
-    def tiny(self) -> Parts:
-        """See protocols.ModelFamily."""
+    def tiny_networks(self) -> tuple[dict[str, nn.Module], dict[str, Any]]:
+        """See TransformerFamily."""
         tokenizer = tiny_qwen_tokenizer([BEFORE + AFTER])
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            networks = {
-                "backbone": made(
-                    {
-                        "num_layers": 1,
-                        "num_single_layers": 2,
-                        "attention_head_dim": 16,
-                        "num_attention_heads": 2,
-                        "joint_attention_dim": 32 * len(TAPS),
-                        "axes_dims_rope": (4, 4, 4, 4),
-                    }
-                ),
-                "vae": tiny_square_vae(),
-                "te1": tiny_qwen3vl(tokenizer, num_layers=TAPS[-1] + 1),
-            }
-            torch.nn.init.normal_(networks["vae"].bn.running_mean, std=0.1)
-        settings = {"max_token_length": 8192, "model_version": SPEC.label, "area": AREA, "control_area": AREA, "whole_reference": True}
-        return tiny_parts(networks, {"te1": tokenizer}, scheduler_in(SPEC.configs), settings)
+        shape = {"num_layers": 1, "num_single_layers": 2, "attention_head_dim": 16, "num_attention_heads": 2}
+        networks = {
+            "backbone": made({**shape, "joint_attention_dim": 32 * len(TAPS), "axes_dims_rope": (4, 4, 4, 4)}),
+            "vae": tiny_square_vae(),
+            "te1": tiny_qwen3vl(tokenizer, num_layers=TAPS[-1] + 1),
+        }
+        nn.init.normal_(networks["vae"].bn.running_mean, std=0.1)
+        return networks, {"te1": tokenizer}
 
     def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
         """text, in windows; see protocols.ModelFamily."""
@@ -85,30 +72,22 @@ class Flux3(SquareVaeFamily, EditingTransformerFamily):
         device = parts.bring(encoder)
         conditions = []
         for caption in captions:
-            ids = tokenizer(BEFORE + caption + AFTER).input_ids
-            if len(ids) > limit:
-                tell_of_cut(limit)
-            count = min(len(ids), limit)
-            length = min(-(-count // WINDOW) * WINDOW, limit)
-            seen = torch.arange(length, device=device)[None] < count
-            tokens = torch.tensor([ids[:count] + [tokenizer.pad_token_id] * (length - count)], device=device)
+            ids = tokens_of(tokenizer, BEFORE + caption + AFTER, limit)
+            length = min(-(-len(ids) // WINDOW) * WINDOW, limit)
+            seen = torch.arange(length, device=device)[None] < len(ids)
+            tokens = torch.tensor([ids + [tokenizer.pad_token_id] * (length - len(ids))], device=device)
             # Padding stands at place 1, as it did in the model's training.
             places = torch.arange(length, device=device)[None].masked_fill(~seen, 1)
-            found = encoder.model.language_model(
-                input_ids=tokens, attention_mask=seen.long(), position_ids=places, output_hidden_states=True, use_cache=False
-            )
-            conditions.append({"text": torch.cat([found.hidden_states[layer][0] for layer in TAPS], dim=-1)})
+            rows = states_of_layers(encoder.model.language_model, TAPS, tokens, attention_mask=seen.long(), position_ids=places)
+            conditions.append({"text": rows})
         return conditions
 
-    def control_pixels(self, parts: Parts, image: Any) -> Tensor:
-        """A reference image as the VAE gets it, (3, H, W) in [-1, 1]: made smaller where it has more than the area, then cut."""
-        processor, (width, height) = Flux3ImageProcessor(), self.control_size(parts, image.size)
+    def control_pixels(self, parts: Parts, image: Image.Image) -> Tensor:
+        """As several reference images are given to the VAE, or a single one, which is taken whole; see EditingFamily."""
         if parts.settings.get("alone"):
-            whole: Tensor = processor.preprocess(image, resize_mode="fill")[0]
+            whole: Tensor = Flux3ImageProcessor().preprocess(image, resize_mode="fill")[0]
             return whole[0]
-        smaller = processor._resize_if_exceeds_area(image.convert("RGB"), parts.settings["control_area"])
-        pixels: Tensor = VaeImageProcessor.preprocess(processor, smaller, height=height, width=width, resize_mode="crop")
-        return pixels[0]
+        return super().control_pixels(parts, image)
 
     def conditions_of(self, parts: Parts, requests: Sequence[Preview]) -> tuple[list[Condition], list[Condition] | None]:
         """See EditingFamily. A single reference image is taken whole, its sides filled up to tokens, unless control_resolution is set."""
@@ -119,22 +98,19 @@ class Flux3(SquareVaeFamily, EditingTransformerFamily):
         negative = [one[1][0] for one in found if one[1] is not None]
         return [one[0][0] for one in found], negative or None
 
-    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, text: Tensor, images: Sequence[Tensor]) -> Tensor:
         """See TransformerFamily."""
-        dtype, device = dtype_of(parts.backbone), x_t.device
-        text = torch.stack([condition["text"] for condition in conditions]).to(device, dtype)
-        images = [torch.stack(same).to(device) for same in zip(*map(controls_of, conditions), strict=True)]
-        t = t.to(device, torch.float32)
-        seen: dict[str, Tensor] = {}
+        network, device, seen = parts.backbone, x_t.device, {}
         if images:
             places = [_places(image, -1 - number) for number, image in enumerate(images)]
             seen = {
-                "image_cond_hidden_states": torch.cat([_tokens(image) for image in images], dim=1).to(dtype),
+                "image_cond_hidden_states": torch.cat([by_rows(image) for image in images], dim=1).to(text.dtype),
                 "image_cond_ids": torch.cat(places).to(device),
             }
-        with _timed(parts.backbone.time_proj, 1000 * t):
-            prediction = parts.backbone(
-                hidden_states=_tokens(x_t).to(dtype),
+        # Text and reference images are as if at time 0.
+        with given_first(network.time_proj, 1000 * t, torch.zeros_like(t)):
+            prediction = network(
+                hidden_states=by_rows(x_t).to(text.dtype),
                 encoder_hidden_states=text,
                 timestep=t,
                 img_ids=_places(x_t, 0).to(device),
@@ -151,33 +127,10 @@ def _length(parts: Parts, caption: str) -> int:
     return min(parts.settings["max_token_length"], -(-(structures.num_tokens(caption) + 8) // WINDOW) * WINDOW)
 
 
-def _tokens(latents: Tensor) -> Tensor:
-    """Tokens (B, N, C) of latents (B, C, h, w), row by row."""
-    return latents.flatten(2).transpose(1, 2)
-
-
 def _places(latents: Tensor, image: int) -> Tensor:
     """Position (N, 4) of each token: time, row, column, and 0 for the image, -1, -2, ... for reference images."""
     rows, columns = (SCALE * torch.arange(side) for side in latents.shape[-2:])
     return torch.cartesian_prod(torch.zeros(1), rows, columns, torch.tensor([float(image)]))
-
-
-@contextmanager
-def _timed(embedding: nn.Module, times: Tensor) -> Iterator[None]:
-    """Within the block the first call of this module is given these times; the second is the one of text and reference images, at 0.
-
-    diffusers rounds times to the precision of the network before it embeds them, to three digits in bfloat16.
-    """
-    left = [times]
-
-    def given(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (left.pop() if left else arguments[0], *arguments[1:])
-
-    handle = embedding.register_forward_pre_hook(given)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 FAMILY = Flux3()

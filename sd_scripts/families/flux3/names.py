@@ -39,8 +39,6 @@ ARCHITECTURES = (
         told_by=("flux_3", "flux-3", "flux3", "flux.3"),
         layer_names=Flux3Names,
         ranks=ranks_of_plain,
-        # diffusers stops at an alpha under these names.
-        comfyui_endings="peft without alpha",
         # No other program's reader was found. What stands around the blocks, diffusers' reader leaves out under the published names.
         readers={
             "diffusers": (

@@ -8,6 +8,8 @@ from typing import Any
 from diffusers import Flux3Transformer2DModel
 from torch import Tensor, nn
 
+from sd_scripts.families.common.exact_norms import with_norms
+
 
 class ExactNorm(nn.RMSNorm):
     """Computes in float32 whatever it holds."""
@@ -20,13 +22,8 @@ class ExactNorm(nn.RMSNorm):
 
 def made(config: Mapping[str, Any]) -> Flux3Transformer2DModel:
     """diffusers' network of this configuration, with these norms."""
-    network: Flux3Transformer2DModel = Flux3Transformer2DModel.from_config(dict(config))
-    for module in network.modules():
-        if type(module) is nn.RMSNorm:
-            module.__class__ = ExactNorm
+    network: Flux3Transformer2DModel = with_norms(Flux3Transformer2DModel.from_config(dict(config)), nn.RMSNorm, ExactNorm)
     # In the order in which they compute, which is that of blocks to swap.
     for name in ("mode_blocks", "single_transformer_blocks"):
         network._modules[name] = network._modules.pop(name)
-    # Nothing is left that must be held in float32.
-    network._keep_in_fp32_modules = None
     return network

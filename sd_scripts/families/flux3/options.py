@@ -23,7 +23,6 @@ from .facts import FACTS
 class Flux3ModelOptions(ReferenceModelOptions, SquareVaeModelOptions, Qwen3VL4BModelOptions, LanguageModelOptions):
     """The FLUX.3 Image Klein base model: text to image, and editing with reference images."""
 
-    grid: ClassVar[int] = 16
     model_type: ClassVar[str] = "flux_3"
     own_controls: ClassVar[Controls] = Controls(0, MAX_CONTROLS, FACTS.label)
 

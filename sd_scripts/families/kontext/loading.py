@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.families.common import clip_t5_loading, pooled_original
-from sd_scripts.families.common.clip_t5_loading import COMPANIONS, MAX_TOKENS, spec_of
+from sd_scripts.families.common.clip_t5_loading import MAX_TOKENS, spec_of
 from sd_scripts.families.common.double_stream_signs import TRANSFORMER
-from sd_scripts.families.common.editing import AREA, control_area
 from sd_scripts.families.common.t5 import settle_t5
 from sd_scripts.families.common.transformer_loading import Loader
+from sd_scripts.families.common.transformer_options import AREA, control_area
 from sd_scripts.library.core.protocols import Dtypes, Version
 from sd_scripts.library.loading.common import BASE, Base
 
@@ -40,7 +40,7 @@ LOADER = Loader(
         ("FluxKontextPipeline", "FluxKontextInpaintPipeline"),
         Path(__file__).parent / "configs",
     ),
-    companions=COMPANIONS,
+    options=KontextModelOptions,
     version=Version("flux_kontext", "flux-1-kontext", "https://github.com/black-forest-labs/flux", is_v2=False),
     config_of=pooled_original.config_of,
     same=("attention_head_dim", "num_attention_heads", "guidance_embeds"),

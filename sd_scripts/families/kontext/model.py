@@ -15,29 +15,23 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sd_scripts.families.common import structures
-from sd_scripts.families.common.clip_t5 import ClipT5Family, pooled_vectors, tiny_model, velocity
+from sd_scripts.families.common.clip_t5 import ClipT5Family, pooled_vectors, velocity
 from sd_scripts.families.common.double_stream import t5_states
-from sd_scripts.families.common.editing import AREA, EditingTransformerFamily, controls_of
-from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
+from sd_scripts.families.common.editing import EditingTransformerFamily
+from sd_scripts.families.common.transformer_loading import Loader
+from sd_scripts.families.common.transformer_options import AREA
 from sd_scripts.library.core.protocols import Condition, Parts
 
 from .loading import LOADER
-from .options import MAX_REFERENCES, KontextModelOptions
+from .options import MAX_REFERENCES
 
 
 class Kontext(ClipT5Family, EditingTransformerFamily):
     """The Kontext family; see protocols.EditingFamily."""
 
-    name: ClassVar[str] = "kontext"
-    grid: ClassVar[int] = KontextModelOptions.grid
     loader: ClassVar[Loader] = LOADER
     most_controls: ClassVar[int] = MAX_REFERENCES
     reader: ClassVar[str] = "te3"
-
-    def tiny(self) -> Parts:
-        """See protocols.ModelFamily."""
-        settings = {"model_version": LOADER.spec.label, "area": AREA, "control_area": AREA}
-        return tiny_model(scheduler_in(LOADER.spec.configs), settings)
 
     def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
         """text, with its padding; see protocols.ModelFamily."""
@@ -69,14 +63,10 @@ class Kontext(ClipT5Family, EditingTransformerFamily):
         pixels: Tensor = processor.preprocess(processor.resize(image.convert("RGB"), height, width), height, width)
         return pixels[0]
 
-    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, text: Tensor, images: Sequence[Tensor]) -> Tensor:
         """See clip_t5.velocity."""
-        width, images = (
-            parts.backbone.config.pooled_projection_dim,
-            [torch.stack(same) for same in zip(*map(controls_of, conditions), strict=True)],
-        )
-        texts = [one["text"] for one in conditions]
-        return velocity(parts, x_t, t, [text[1:] for text in texts], [text[0, :width] for text in texts], images)
+        width = parts.backbone.config.pooled_projection_dim
+        return velocity(parts, x_t, t, list(text[:, 1:]), list(text[:, 0, :width]), images)
 
 
 FAMILY = Kontext()

@@ -7,27 +7,26 @@ Shapes: B samples, h w latent sides (an eighth of H W, the image's), L text toke
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sd_scripts.families.common import structures
 from sd_scripts.families.common.comfyui_levels import Graph, exponential_shift
 from sd_scripts.families.common.double_stream import positions
 from sd_scripts.families.common.packing import packed, unpacked
-from sd_scripts.families.common.qwen3vl import tell_of_cut, tiny_qwen3vl
+from sd_scripts.families.common.qwen3vl import tiny_qwen3vl
 from sd_scripts.families.common.qwen_vae import QwenVaeFamily, tiny_qwen_vae
+from sd_scripts.families.common.reading import states_of_layers, tokens_of
 from sd_scripts.families.common.scheduled import DISTILLED
-from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
-from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
+from sd_scripts.families.common.transformer_loading import Loader
 from sd_scripts.families.common.transformers import TransformerFamily
-from sd_scripts.library.core.protocols import Condition, Parts, dtype_of
+from sd_scripts.library.core.protocols import Condition, Parts
 
-from .loading import LOADER, SPEC, TAPS
+from .loading import LOADER, TAPS
 from .network import made
-from .options import Krea2ModelOptions
 
 BEFORE = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of the "
@@ -41,28 +40,21 @@ TURBO_MU = 1.15
 class Krea2(QwenVaeFamily, TransformerFamily):
     """The Krea 2 family; see protocols.ModelFamily."""
 
-    name: ClassVar[str] = "krea2"
-    grid: ClassVar[int] = Krea2ModelOptions.grid
     loader: ClassVar[Loader] = LOADER
     adapted: ClassVar[Mapping[str, str]] = {"backbone": r"^transformer_blocks\.", "te1": r"language_model\.layers\."}
     graph: ClassVar[Graph] = Graph("simple", exponential_shift(1.15))
 
-    def tiny(self) -> Parts:
-        """See protocols.ModelFamily."""
+    def tiny_networks(self) -> tuple[dict[str, nn.Module], dict[str, Any]]:
+        """See TransformerFamily."""
         tokenizer = tiny_qwen_tokenizer([BEFORE, AFTER])
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            shape = {"num_layers": 3, "attention_head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64}
-            text = {"text_hidden_dim": 32, "text_num_attention_heads": 2, "text_num_key_value_heads": 2, "text_intermediate_size": 48}
-            backbone = made({**shape, **text, "timestep_embed_dim": 16, "axes_dims_rope": (4, 6, 6)})
-            networks = {
-                "backbone": backbone,
-                "vae": tiny_qwen_vae(),
-                "te1": tiny_qwen3vl(tokenizer, num_layers=TAPS[-1] + 1).model,
-            }
-        parts = tiny_parts(networks, {"te1": tokenizer}, scheduler_in(SPEC.configs), {"max_token_length": 512, "model_version": SPEC.label})
-        parts.denoising[DISTILLED] = False
-        return parts
+        shape = {"num_layers": 3, "attention_head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64}
+        text = {"text_hidden_dim": 32, "text_num_attention_heads": 2, "text_num_key_value_heads": 2, "text_intermediate_size": 48}
+        networks = {
+            "backbone": made({**shape, **text, "timestep_embed_dim": 16, "axes_dims_rope": (4, 6, 6)}),
+            "vae": tiny_qwen_vae(),
+            "te1": tiny_qwen3vl(tokenizer, num_layers=TAPS[-1] + 1).model,
+        }
+        return networks, {"te1": tokenizer}
 
     def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
         """text, as long as the captions and what of the template stands behind them; see protocols.ModelFamily."""
@@ -82,27 +74,22 @@ class Krea2(QwenVaeFamily, TransformerFamily):
         closing, lead = tokenizer(AFTER).input_ids, len(tokenizer(BEFORE).input_ids)
         conditions = []
         for caption in captions:
-            ids = tokenizer(BEFORE + caption).input_ids
-            most = lead + limit - len(closing)
-            if len(ids) > most:
-                tell_of_cut(limit)
-            tokens = torch.tensor([ids[:most] + closing], device=device)
-            states = encoder.language_model(input_ids=tokens, use_cache=False, output_hidden_states=True).hidden_states
-            conditions.append({"text": torch.cat([states[layer][0, lead:] for layer in TAPS], dim=-1)})
+            ids = tokens_of(tokenizer, BEFORE + caption, limit, further=lead - len(closing))
+            states = states_of_layers(encoder.language_model, TAPS, torch.tensor([ids + closing], device=device))
+            conditions.append({"text": states[lead:]})
         return conditions
 
     def mu(self, parts: Parts, num_tokens: int, steps: int) -> float | None:
         """Turbo has one shift for all sizes; see TransformerFamily."""
         return TURBO_MU if parts.denoising[DISTILLED] else None
 
-    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, text: Tensor, images: Sequence[Tensor]) -> Tensor:
         """See TransformerFamily."""
-        network, dtype, (height, width) = parts.backbone, dtype_of(parts.backbone), x_t.shape[-2:]
-        text = torch.stack([condition["text"] for condition in conditions]).to(x_t.device, dtype).unflatten(-1, (len(TAPS), -1))
-        prediction: Tensor = network(
-            hidden_states=packed(x_t).to(dtype),
-            encoder_hidden_states=text,
-            timestep=t.to(x_t.device, torch.float32),
+        height, width = x_t.shape[-2:]
+        prediction: Tensor = parts.backbone(
+            hidden_states=packed(x_t).to(text.dtype),
+            encoder_hidden_states=text.unflatten(-1, (len(TAPS), -1)),
+            timestep=t,
             position_ids=torch.cat([torch.zeros(text.shape[1], 3), positions(height, width)]).to(x_t.device),
             return_dict=False,
         )[0]

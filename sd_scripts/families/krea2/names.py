@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sd_scripts.families.common import reader_rules as rules
 from sd_scripts.families.common.plain_names import BlockNames, ranks_of_plain
-from sd_scripts.library.adapters.readers import LORA, SUMS, Rule
 
 from .loading import LOADER
 
@@ -15,12 +14,10 @@ ARCHITECTURES = (
         # What fuses the text is not counted among the blocks.
         layer_names=BlockNames,
         ranks=ranks_of_plain,
-        # diffusers stops at an alpha under these names.
-        comfyui_endings="peft without alpha",
         readers={
             "ComfyUI": rules.TRANSFORMER_COMFYUI,
-            "musubi-tuner": (Rule("backbone", ("lora_unet_",), "published", SUMS),),
-            "diffusers": (rules.TRANSFORMER_DIFFUSERS[0], Rule("backbone", ("diffusion_model.",), "published", LORA)),
+            "musubi-tuner": rules.PUBLISHED_MUSUBI,
+            "diffusers": rules.PUBLISHED_DIFFUSERS,
         },
     ),
 )

@@ -12,6 +12,8 @@ from diffusers import Krea2Transformer2DModel
 from diffusers.models.transformers.transformer_krea2 import Krea2RMSNorm
 from torch import Tensor, nn
 
+from sd_scripts.families.common.exact_norms import with_norms
+
 
 class ExactNorm(Krea2RMSNorm):
     """Computes in float32 whatever it holds."""
@@ -24,11 +26,4 @@ class ExactNorm(Krea2RMSNorm):
 
 def made(config: Mapping[str, Any]) -> Krea2Transformer2DModel:
     """diffusers' network of this configuration, with these norms."""
-    network: Krea2Transformer2DModel = Krea2Transformer2DModel.from_config(dict(config))
-    for parent in list(network.modules()):
-        for name, child in parent.named_children():
-            if type(child) is Krea2RMSNorm:
-                setattr(parent, name, ExactNorm(child.dim, child.eps))
-    # Nothing is left that must be held in float32.
-    network._keep_in_fp32_modules = None
-    return network
+    return with_norms(Krea2Transformer2DModel.from_config(dict(config)), Krea2RMSNorm, ExactNorm)

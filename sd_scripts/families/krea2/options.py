@@ -22,7 +22,6 @@ from .facts import FACTS
 class Krea2ModelOptions(QwenVaeModelOptions, Qwen3VL4BModelOptions, LanguageModelOptions, FewStepModelOptions, EncoderDevicesOptions):
     """The Krea 2 base model: Raw is trained, and Turbo, distilled from it, draws with what was trained."""
 
-    grid: ClassVar[int] = 16
     model_type: ClassVar[str] = "krea_2"
 
     max_token_length: Annotated[int, Field(ge=16, le=4096)] = 512

@@ -56,7 +56,7 @@ class StyleUNet(UNet2DModel):
 SPEC = FamilySpec(
     name="lgt",
     label="a model of style transfer",
-    needs="a model that lgt_train.py saved",
+    needed="a model that lgt_train.py saved",
     files=("a model of style transfer",),
     pipelines=("StyleTransfer",),
     configs=Path(__file__).parent / "configs",

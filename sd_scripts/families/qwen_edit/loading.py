@@ -15,14 +15,14 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Q
 
 from sd_scripts.families.common import transformer_loading as transformer
 from sd_scripts.families.common.qwen_vae import QWEN_VAE_PART
-from sd_scripts.families.common.qwen_vae_signs import VAE
 from sd_scripts.families.common.tokenizers import TokenizerSpec
-from sd_scripts.families.common.transformer_loading import Companion, tell
+from sd_scripts.families.common.transformer_loading import tell
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import DeviceMap, Dtypes, Parts, Version
 from sd_scripts.library.loading.common import (
     BASE,
     Base,
+    Companion,
     Config,
     FamilySpec,
     PartSpec,
@@ -59,7 +59,7 @@ _WORDS = TokenizerSpec(
 SPEC = FamilySpec(
     name="qwen_edit",
     label="Qwen-Image",
-    needs="a Qwen-Image or Qwen-Image-Edit transformer",
+    needed="a Qwen-Image or Qwen-Image-Edit transformer",
     files=(TRANSFORMER,),
     pipelines=tuple(sorted(set(qwen_templates.PIPELINES.values()))),
     configs=Path(__file__).parent / "configs",
@@ -86,16 +86,12 @@ SPEC = FamilySpec(
             stem="model",
             # Rows of text are taken before the head, which some files leave out.
             stand_ins={"lm_head.weight": "model.language_model.embed_tokens.weight"},
+            companion=Companion("text_encoder", "the text encoder Qwen2.5-VL", "qwen_2.5_vl_7b.safetensors"),
         ),
     },
-    belongs={VAE: "vae", TEXT_ENCODER: "text_encoder"},
 )
 SIDE = "_default_side"
 """Entry of model_index.json with the side of images in a model that was made for another size."""
-COMPANIONS = {
-    "vae": Companion("vae", "the VAE", "qwen_image_vae.safetensors"),
-    "te1": Companion("text_encoder", "the text encoder Qwen2.5-VL", "qwen_2.5_vl_7b.safetensors"),
-}
 _LAYOUT = "https://github.com/QwenLM/Qwen-Image"
 VERSIONS = {
     "image": Version("qwen_image", "Qwen-Image", _LAYOUT, is_v2=False),
@@ -113,11 +109,10 @@ def load(options: QwenImageModelOptions, device: DeviceMap, dtype: Dtypes, witho
     """
 
     def in_file(source: Source, header: Header, own: Sequence[str]) -> Base:
-        transformer.check_holds(SPEC, COMPANIONS, source, header, [name for name in own if name not in without])
+        transformer.check_holds(SPEC, source, header, [name for name in own if name not in without])
         return _in_file(source, header, own, options)
 
-    wanted = {"vae": options.vae, "te1": options.text_encoder}
-    base, given_names, adapters = transformer.gather(SPEC, COMPANIONS, options, wanted, without, in_file)
+    base, given_names, adapters = transformer.gather(SPEC, options, without, in_file)
     version = _version(base, options)
     if "te1" not in base.tokenizers and base.networks["te1"].tensors:
         base.tokenizers["te1"] = tokenizer_for(base, "te1")
@@ -166,7 +161,7 @@ def _in_file(source: Source, header: Header, own: Sequence[str], options: QwenIm
             config |= {key: beside[key] for key in ("axes_dims_rope", "zero_cond_t") if key in beside}
     if not index and header.has(original_qwen.CONTROLS_AT_ZERO):
         index = {"_class_name": qwen_templates.PIPELINES["edit-2511"]}
-    networks = transformer.networks_in(spec, COMPANIONS, source, header, config, own)
+    networks = transformer.networks_in(spec, source, header, config, own)
     return Base(spec, source, networks, {}, transformer.scheduler_in(spec.configs), index)
 
 
@@ -207,7 +202,7 @@ def _check_fit(base: Base, given_names: Sequence[str], version: str) -> None:
         problems.append(f"{BASE}: {base.source.label} is a Qwen-Image-Layered model, which cannot be trained here")
     encoder = config_of(networks["te1"].module)
     option = "text_encoder" if "te1" in given_names else BASE
-    width = encoder["text_config"]["hidden_size"]
+    width = transformer.text_width(base)
     problems += transformer.width_problems(given_names, width, config.joint_attention_dim, "Qwen-Image reads with Qwen2.5-VL-7B")
     if "te1" in base.tokenizers:
         words, mark = base.tokenizers["te1"], encoder["image_token_id"]

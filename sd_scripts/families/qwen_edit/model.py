@@ -17,16 +17,14 @@ from torch import Tensor, nn
 from sd_scripts.dataset.buckets import area_size
 from sd_scripts.families.common import structures
 from sd_scripts.families.common.comfyui_levels import FlowLevels, Graph
-from sd_scripts.families.common.editing import conditions_with_controls, controls_of
-from sd_scripts.families.common.images import evaluating, first_of
+from sd_scripts.families.common.editing import EditingTransformerFamily, conditions_with_controls
 from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.common.qwen_vae import QwenVaeFamily, tiny_qwen_vae
-from sd_scripts.families.common.samplers import schedule
 from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
-from sd_scripts.families.common.transformers import given_first, in_groups
+from sd_scripts.families.common.transformers import controls_of, given_first, in_groups
 from sd_scripts.library.core.devices import META
-from sd_scripts.library.core.protocols import Condition, DeviceMap, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
+from sd_scripts.library.core.protocols import Condition, DeviceMap, Dtypes, Parts, Preview, Version, dtype_of
 from sd_scripts.library.loading.common import BASE, read_json
 from sd_scripts.library.loading.source import find
 from sd_scripts.runs.model_headers import Header
@@ -35,7 +33,6 @@ from sd_scripts.schema.errors import OptionError
 from . import loading
 from . import processor as qwen_processor
 from . import prompts as qwen_prompts
-from . import sampling as qwen_sampling
 from . import templates as qwen_templates
 from . import tiny as tiny_qwen
 from .modulation import tabulate
@@ -48,14 +45,14 @@ _UNUSED_AT_THE_END = ("attn.add_q_proj", "attn.to_add_out", "txt_mlp.")
 """Layers that nothing reads in the last block: only the image's tokens leave it."""
 
 
-class QwenEdit(QwenVaeFamily):
+class QwenEdit(QwenVaeFamily, EditingTransformerFamily):
     """The Qwen-Image family; see protocols.EditingFamily. parts.settings["model_version"] says which of its models it is."""
 
     name: ClassVar[str] = "qwen_edit"
     grid: ClassVar[int] = QwenImageModelOptions.grid
     # With the shift of its published graphs, in place of the loader's e^1.15.
     graph: ClassVar[Graph] = Graph("simple", FlowLevels(3.1))
-    separate_texts: ClassVar[bool] = False
+    reader: ClassVar[str] = "te1"
 
     def load(self, options: QwenImageModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """Loads all parts on `device`, or those of the options; see protocols.ModelFamily."""
@@ -127,10 +124,7 @@ class QwenEdit(QwenVaeFamily):
         """
         if controls:
             return qwen_prompts.instruction_rows(parts, controls, captions)
-        rows = qwen_prompts.prompt_rows(parts, captions)
-        encoder = parts.text_encoders["te1"]
-        device, dtype = parts.bring(encoder), dtype_of(encoder)
-        return torch.zeros(0, parts.backbone.config.joint_attention_dim, device=device, dtype=dtype), rows
+        return super().encode_instructions(parts, controls, captions)
 
     def usual_size(self, parts: Parts) -> tuple[int, int]:
         """A square of the model's own area."""
@@ -155,10 +149,6 @@ class QwenEdit(QwenVaeFamily):
         """(width, height) at which a control image of this size is given to the VAE: the model's area, in its own aspect ratio."""
         width, height = area_size(size, parts.settings["control_area"])
         return width // self.grid * self.grid, height // self.grid * self.grid
-
-    def size_condition(self, geometry: Geometry) -> Condition:
-        """Nothing: Qwen-Image is not told how an image was cut."""
-        return {}
 
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """The velocity at canonical times t (B,); same shape as x_t (B, 16, h, w), float32.
@@ -214,44 +204,20 @@ class QwenEdit(QwenVaeFamily):
         loading.save(parts, path, save_model_as, dtype, metadata)
 
     @torch.no_grad()
-    def render(self, parts: Parts, requests: Sequence[Preview], on_step: OnStep | None = None) -> Tensor:
-        """The images of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32.
-
-        Control images may differ from request to request; guidance is on with cfg_scale above 1, negative_prompt "" included. on_step is
-        told of every step. Raises OptionError for a number of control images that the model does not take.
-        """
-        if not requests:
-            return torch.empty(0, 3, 0, 0)
-        with evaluating(parts):
-            positive, negative = self.conditions_of(parts, requests)
-            return self.decode(parts, self.draw(parts, requests, positive, negative, on_step))
-
-    @torch.no_grad()
     def conditions_of(self, parts: Parts, requests: Sequence[Preview]) -> tuple[list[Condition], list[Condition] | None]:
         """Conditions of the requests' prompts, and of their negative prompts where guidance is on."""
         return conditions_with_controls(self, parts, requests, f"Qwen-Image {parts.settings['model_version']}")
 
-    @torch.no_grad()
-    def draw(
-        self,
-        parts: Parts,
-        requests: Sequence[Preview],
-        positive: Sequence[Condition],
-        negative: Sequence[Condition] | None,
-        on_step: OnStep | None = None,
-    ) -> Tensor:
-        """Scaled latents (B, 16, h, w), float32, of requests with these conditions, each from noise of its own seed."""
-        first = first_of(requests, self.grid)
-        device = parts.bring(parts.backbone)
-        num_tokens = first.height * first.width // self.grid**2
-        scheduler = schedule(first.sampler, parts.scheduler_config, first.steps, num_tokens, device)
+    def guided(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+        """Guidance of velocities (B, 16, h, w) with the length of each token's prediction kept (diffusers, pipeline_qwenimage.py).
 
-        def predict(conditions: Sequence[Condition]) -> qwen_sampling.Predict:
-            return lambda x_t, t: self.denoise(parts, x_t, t, conditions)
-
-        away = None if negative is None else predict(negative)
-        noise = qwen_sampling.noise([request.seed for request in requests], first.height // 8, first.width // 8)
-        return qwen_sampling.draw(noise.to(device), scheduler, predict(positive), away, first.cfg_scale, on_step)
+        v = n + scale (p - n), then v |p| / |v| token by token.
+        """
+        p, n = packed(positive), packed(negative)
+        v = n + scale * (p - n)
+        smallest = torch.finfo(v.dtype).tiny
+        v = v * (torch.norm(p, dim=-1, keepdim=True) / torch.norm(v, dim=-1, keepdim=True).clamp(min=smallest))
+        return unpacked(v, positive.shape[-2], positive.shape[-1])
 
     def control_pixels(self, parts: Parts, image: Any) -> Tensor:
         """A control image as the VAE gets it, (3, H, W) in [-1, 1]."""

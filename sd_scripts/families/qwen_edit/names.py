@@ -11,15 +11,14 @@ from collections.abc import Iterable
 from typing import Literal
 
 from sd_scripts.families.common import reader_rules as rules
+from sd_scripts.families.common.plain_names import ranks_of_parts
 from sd_scripts.library.adapters.architectures import Architecture, Prefixes
-from sd_scripts.library.adapters.layer_names import LayerNames, Names
-from sd_scripts.library.adapters.ranks import ChosenParts
+from sd_scripts.library.adapters.layer_names import LayerNames
 from sd_scripts.library.loading.common import Config
 
 from . import original
 from .facts import TRANSFORMER
 from .loading import SPEC, VERSIONS
-from .options import QwenImageNetworkOptions
 
 Part = Literal["image_attention", "text_attention", "mlp", "modulation"]
 
@@ -73,10 +72,6 @@ def part_of(name: str) -> Part | None:
     return None if match is None else _PARTS.get(match[2])
 
 
-def _ranks(options: QwenImageNetworkOptions, names: Names) -> ChosenParts:
-    return ChosenParts(options, names, options.train_block_indices, part_of, _CHOICES, options.lora_targets)
-
-
 ARCHITECTURES = (
     Architecture(
         name="qwen_edit",
@@ -91,7 +86,7 @@ ARCHITECTURES = (
         told_by=("qwen",),
         prefixes=_PREFIXES,
         layer_names=QwenImageNames,
-        ranks=_ranks,
+        ranks=ranks_of_parts(part_of, _CHOICES),
         has_one_alpha=False,
         comfyui_endings="kohya",
         readers={

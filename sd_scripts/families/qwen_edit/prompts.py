@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from sd_scripts.dataset.buckets import area_size
 from sd_scripts.families.common.images import as_images
+from sd_scripts.families.common.reading import expanded
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.schema.errors import OptionError
 
@@ -63,7 +64,7 @@ def instruction_rows(parts: Parts, controls: Sequence[Tensor], captions: Sequenc
     merge = encoder.config.vision_config.spatial_merge_size
     grids = [(height // merge, width // merge) for _, height, width in images["image_grid_thw"].tolist()]
     mark = encoder.config.image_token_id
-    ids = _expanded(_ids(tokenizer, before), mark, [height * width for height, width in grids])
+    ids = expanded(_ids(tokenizer, before), mark, [height * width for height, width in grids])
     positions = positions_of(ids, mark, grids)
     closing, start = _ids(tokenizer, after), parts.settings["template_start"]
     room = _room(parts, controls, len(ids) - start + len(closing))
@@ -140,14 +141,6 @@ def _around(parts: Parts, num_images: int) -> tuple[str, str]:
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
     found: list[int] = tokenizer(text).input_ids
-    return found
-
-
-def _expanded(ids: Sequence[int], mark: int, counts: Sequence[int]) -> list[int]:
-    """The tokens with each image's mark repeated for every vision token it has."""
-    found, left = [], iter(counts)
-    for token in ids:
-        found += [token] * (next(left) if token == mark else 1)
     return found
 
 

@@ -14,12 +14,10 @@ from diffusers import AutoencoderKLQwenImage21
 
 from sd_scripts.families.common import transformer_loading as transformer
 from sd_scripts.families.common.double_stream_original import count
-from sd_scripts.families.common.editing import AREA, control_area
 from sd_scripts.families.common.qwen3vl import QWEN3VL_PART, WORDS
-from sd_scripts.families.common.qwen3vl_signs import TEXT_ENCODER
-from sd_scripts.families.common.transformer_loading import Companion, Loader
+from sd_scripts.families.common.transformer_loading import Loader
 from sd_scripts.library.core.protocols import Dtypes, Version
-from sd_scripts.library.loading.common import Base, FamilySpec, PartSpec, config_of
+from sd_scripts.library.loading.common import Base, Companion, FamilySpec, PartSpec
 from sd_scripts.library.loading.layouts import Stored
 
 from .facts import TRANSFORMER, VAE
@@ -63,42 +61,40 @@ def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 def _problems(base: Base, given: Sequence[str], options: QwenImage21ModelOptions, dtype: Dtypes) -> list[str]:
-    takes, words = base.networks["backbone"].module.config.context_in_dim, config_of(base.networks["te1"].module)["text_config"]
-    reads = f"{SPEC.label} reads with Qwen3-VL-8B"
-    problems = transformer.channel_problems(base, given, base.networks["vae"].module.config.z_dim)
-    return problems + transformer.width_problems(given, words["hidden_size"], takes, reads)
+    widths = transformer.text_width(base), base.networks["backbone"].module.config.context_in_dim
+    return transformer.channel_problems(base, given) + transformer.width_problems(given, *widths, f"{SPEC.label} reads with Qwen3-VL-8B")
 
 
 SPEC = FamilySpec(
     name="qwen_image21",
     label="Qwen-Image-2.1",
-    needs="a Qwen-Image-2.1 transformer",
     files=(TRANSFORMER,),
     pipelines=("QwenImage21",),
     configs=Path(__file__).parent / "configs",
     parts={
         "backbone": PartSpec("transformer", "QwenImage21Transformer2DModel", QwenImage21Network.from_config, layout, transformer.PREFIXES),
-        "vae": PartSpec("vae", "AutoencoderKLQwenImage21", AutoencoderKLQwenImage21.from_config, lambda config: Stored, ("vae.",), (VAE,)),
-        "te1": replace(QWEN3VL_PART, tokenizer=replace(WORDS, folder="processor")),
+        "vae": PartSpec(
+            "vae",
+            "AutoencoderKLQwenImage21",
+            AutoencoderKLQwenImage21.from_config,
+            lambda config: Stored,
+            ("vae.",),
+            (VAE,),
+            companion=Companion("vae", "the VAE", "qwen_image_21_vae.safetensors"),
+        ),
+        "te1": replace(
+            QWEN3VL_PART,
+            tokenizer=replace(WORDS, folder="processor"),
+            companion=Companion("text_encoder", "the text encoder Qwen3-VL", "qwen3vl_8b.safetensors"),
+        ),
     },
-    belongs={VAE: "vae", TEXT_ENCODER: "text_encoder"},
 )
 LOADER = Loader(
     spec=SPEC,
-    companions={
-        "vae": Companion("vae", "the VAE", "qwen_image_21_vae.safetensors"),
-        "te1": Companion("text_encoder", "the text encoder Qwen3-VL", "qwen3vl_8b.safetensors"),
-    },
+    options=QwenImage21ModelOptions,
     version=Version("qwen_image_21", "Qwen-Image-2.1", "https://github.com/QwenLM/Qwen-Image", is_v2=False),
     config_of=transformer_config,
-    same=("attention_head_dim", "num_attention_heads"),
     untold=("axes_dims_rope", "eps", "causal_condition"),
     problems=_problems,
-    settings=lambda options, base: {
-        "max_token_length": options.max_token_length,
-        "model_version": SPEC.label,
-        "area": AREA,
-        "control_area": control_area(options),
-    },
     also=("processor/preprocessor_config.json", "processor/video_preprocessor_config.json"),
 )

@@ -15,23 +15,23 @@ from diffusers import AutoencoderKLQwenImage21
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.pipelines.qwenimage21.pipeline_qwenimage21 import calculate_dimensions
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from sd_scripts.families.common import structures
 from sd_scripts.families.common.comfyui_levels import Graph, exponential_shift
-from sd_scripts.families.common.editing import AREA, EditingTransformerFamily, controls_of
-from sd_scripts.families.common.images import in_tiles, posterior_mean
-from sd_scripts.families.common.qwen3vl import tell_of_cut, tiny_qwen3vl
-from sd_scripts.families.common.tiny import tiny_parts
+from sd_scripts.families.common.editing import EditingTransformerFamily
+from sd_scripts.families.common.images import pixels_of
+from sd_scripts.families.common.qwen3vl import tiny_qwen3vl
+from sd_scripts.families.common.qwen_vae import QwenVaeFamily, statistics
+from sd_scripts.families.common.reading import tokens_of
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
-from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
+from sd_scripts.families.common.transformer_loading import Loader
 from sd_scripts.families.common.transformers import given_first
 from sd_scripts.library.core.protocols import Condition, Parts, dtype_of
 from sd_scripts.schema.model import MAX_CONTROLS
 
-from .loading import LOADER, SPEC
+from .loading import LOADER
 from .network import QwenImage21Network
-from .options import QwenImage21ModelOptions
 from .reading import PAD, states_before_norm
 
 SYSTEM = "<|im_start|>system\nComprehend and analyze the provided prompt.<|im_end|>\n"
@@ -40,11 +40,9 @@ BEFORE, AFTER = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
 START, END = "<|vision_start|>", "<|vision_end|>"
 
 
-class QwenImage21(EditingTransformerFamily):
+class QwenImage21(QwenVaeFamily, EditingTransformerFamily):
     """The Qwen-Image-2.1 family; see protocols.EditingFamily."""
 
-    name: ClassVar[str] = "qwen_image21"
-    grid: ClassVar[int] = QwenImage21ModelOptions.grid
     loader: ClassVar[Loader] = LOADER
     adapted: ClassVar[Mapping[str, str]] = {"backbone": r"^transformer_blocks\.", "te1": r"language_model\.layers\."}
     graph: ClassVar[Graph] = Graph("simple", exponential_shift(0.69))
@@ -52,23 +50,19 @@ class QwenImage21(EditingTransformerFamily):
     most_controls: ClassVar[int] = MAX_CONTROLS
     reader: ClassVar[str] = "te1"
 
-    def tiny(self) -> Parts:
-        """See protocols.ModelFamily."""
+    def tiny_networks(self) -> tuple[dict[str, nn.Module], dict[str, Any]]:
+        """See TransformerFamily."""
         tokenizer = tiny_qwen_tokenizer([SYSTEM, BEFORE, AFTER])
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            networks = {
-                "backbone": QwenImage21Network(
-                    num_layers=3, attention_head_dim=16, num_attention_heads=2, context_in_dim=32, axes_dims_rope=(4, 6, 6)
-                ),
-                "vae": AutoencoderKLQwenImage21(base_dim=8, decoder_base_dim=8, dim_mult=[1, 1, 2, 2, 2], num_res_blocks=1),
-                "te1": tiny_qwen3vl(tokenizer),
-            }
-            # As they are drawn, the gates are nearly closed, and nothing is seen of what the blocks do.
-            for layer in (networks["backbone"].modulation[1], networks["backbone"].proj_out):
-                torch.nn.init.normal_(layer.weight, std=0.3)
-        settings = {"max_token_length": 512, "model_version": SPEC.label, "area": AREA, "control_area": AREA}
-        return tiny_parts(networks, {"te1": tokenizer}, scheduler_in(SPEC.configs), settings)
+        shape = {"num_layers": 3, "attention_head_dim": 16, "num_attention_heads": 2, "context_in_dim": 32, "axes_dims_rope": (4, 6, 6)}
+        networks = {
+            "backbone": QwenImage21Network(**shape),
+            "vae": AutoencoderKLQwenImage21(base_dim=8, decoder_base_dim=8, dim_mult=[1, 1, 2, 2, 2], num_res_blocks=1),
+            "te1": tiny_qwen3vl(tokenizer),
+        }
+        # As they are drawn, the gates are nearly closed, and nothing is seen of what the blocks do.
+        for layer in (networks["backbone"].modulation[1], networks["backbone"].proj_out):
+            nn.init.normal_(layer.weight, std=0.3)
+        return networks, {"te1": tokenizer}
 
     def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
         """text, as long as the captions and what of the template stands around them; see protocols.ModelFamily."""
@@ -102,10 +96,8 @@ class QwenImage21(EditingTransformerFamily):
         found = []
         for caption in captions:
             # diffusers reads a blank for nothing. Where an image stands is not for captions to say.
-            ids = tokenizer(SYSTEM + BEFORE + shown + (caption.replace(PAD, "") or " ")).input_ids
-            if len(ids) > lead + limit:
-                tell_of_cut(limit)
-            found.append(states_before_norm(parts, "te1", ids[: lead + limit] + closing, images)[start:])
+            ids = tokens_of(tokenizer, SYSTEM + BEFORE + shown + (caption.replace(PAD, "") or " "), limit, further=lead)
+            found.append(states_before_norm(parts, "te1", ids + closing, images)[start:])
         return found
 
     def control_size(self, parts: Parts, size: tuple[int, int]) -> tuple[int, int]:
@@ -121,37 +113,23 @@ class QwenImage21(EditingTransformerFamily):
         pixels: Tensor = VaeImageProcessor(vae_scale_factor=16).preprocess(opaque, height=height, width=width)
         return pixels[0]
 
-    @torch.no_grad()
     def encode_images(self, parts: Parts, pixels: Tensor) -> Tensor:
-        """Scaled latents of RGB images: (B, 3, H, W) in [-1, 1] -> (B, 64, H/16, W/16) float32; the mean of the posterior.
-
-        The VAE has an alpha channel, and reads films: an image is opaque, and a film of one frame. Raises ValueError for sides off the
-        grid.
-        """
-        latents = posterior_mean(parts, torch.cat([pixels, torch.ones_like(pixels[:, :1])], dim=1)[:, :, None], self.grid)[:, :, 0]
-        mean, deviation = _statistics(parts, latents)
-        return (latents - mean) / deviation
+        """Scaled latents (B, 64, H/16, W/16) of RGB images, which are opaque: the VAE has an alpha channel, too; see QwenVaeFamily."""
+        return super().encode_images(parts, torch.cat([pixels, torch.ones_like(pixels[:, :1])], dim=1))
 
     @torch.no_grad()
     def decode(self, parts: Parts, latents: Tensor) -> Tensor:
         """Images of scaled latents: (B, 64, h, w) -> (B, 3, 16h, 16w) in [-1, 1], float32; what is transparent stands on white."""
-        device, latents = parts.bring(parts.vae), latents.float()
-        mean, deviation = _statistics(parts, latents)
-        with torch.autocast(device.type, enabled=False), in_tiles(parts):
-            film = parts.vae.decode((latents * deviation + mean).to(device, dtype_of(parts.vae))[:, :, None]).sample
-        pixels = film[:, :, 0].float().clamp(-1, 1)
-        opaque = (pixels[:, 3:] + 1) / 2
-        return 1 - (1 - pixels[:, :3]) * opaque
+        mean, deviation = statistics(parts, latents)
+        film = pixels_of(parts, (latents.float() * deviation + mean)[:, :, None])[:, :, 0]
+        return 1 - (1 - film[:, :3]) * ((film[:, 3:] + 1) / 2)
 
-    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+    def alike(self, parts: Parts, x_t: Tensor, t: Tensor, text: Tensor, images: Sequence[Tensor]) -> Tensor:
         """See TransformerFamily."""
         network = parts.backbone
-        text = torch.stack([condition["text"] for condition in conditions]).to(x_t.device, dtype_of(network))
-        references = [torch.stack(same).to(x_t.device) for same in zip(*map(controls_of, conditions), strict=True)]
-        t = t.to(x_t.device, torch.float32)
         exact = torch.cat([t, t.new_zeros(1)]) if network.config.causal_condition else t
         with given_first(network.time_text_embed.time_proj, exact):
-            prediction: Tensor = network([*references, x_t], text, t, _before(parts, len(references)))
+            prediction: Tensor = network([*images, x_t], text, t, _before(parts, len(images)))
         return prediction.float()
 
 
@@ -163,13 +141,6 @@ def _before(parts: Parts, count: int) -> list[int]:
         found.append(len(tokenizer(text).input_ids))
         text += f"{END} "
     return found
-
-
-def _statistics(parts: Parts, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of latents, (1, 64, 1, 1), float32."""
-    config: Any = parts.vae.config
-    mean, deviation = (torch.tensor(row, device=like.device).view(1, -1, 1, 1) for row in (config.latents_mean, config.latents_std))
-    return mean, deviation
 
 
 FAMILY = QwenImage21()

@@ -13,6 +13,8 @@ import torch
 from diffusers import QwenImage21Transformer2DModel
 from torch import Tensor
 
+from sd_scripts.families.common.blocks import through_blocks
+
 
 class QwenImage21Network(QwenImage21Transformer2DModel):
     """See the module."""
@@ -35,10 +37,7 @@ class QwenImage21Network(QwenImage21Transformer2DModel):
         # All before the image, piece by piece, and which of them are text. A mask of attention, and a cache that previews do without,
         # stand between.
         segments = [(start, end, not number % 2) for number, (start, end) in enumerate(pairwise([0, *ends[:-1]]))]
-        more = (modulation, rotations, None, of_image, None, None, None, segments)
-        for block in self.transformer_blocks:
-            kept = not (torch.is_grad_enabled() and self.gradient_checkpointing)
-            joint = block(joint, *more) if kept else self._gradient_checkpointing_func(block, joint, *more)
+        joint = through_blocks(self, joint, modulation, rotations, None, of_image, None, None, None, segments)
         prediction: Tensor = self.proj_out(self.norm_out(joint, times, of_image))[:, ends[-2] :]
         return prediction.transpose(1, 2).unflatten(2, sides[-1])
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from sd_scripts.families.common.reading import expanded
 from sd_scripts.library.core.protocols import Parts
 
 PAD = "<|image_pad|>"
@@ -38,25 +40,15 @@ def states_before_norm(parts: Parts, name: str, ids: Sequence[int], images: Sequ
 
 
 def _seen(encoder: Any, ids: Sequence[int], images: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Tokens (1, L) with as many for each image as it has, and the images as the model takes them: in patches, those of a token together.
+    """Tokens (1, L) with as many for each image as it has, and the images as the model takes them, in the sizes that they have.
 
     Its own processor makes the same of images of 256 x 256 pixels and more, and enlarges smaller ones.
     """
     vision, pad = encoder.config.vision_config, encoder.config.image_token_id
-    side, merged = vision.patch_size, vision.spatial_merge_size
-    grids = [(1, image.shape[1] // side, image.shape[2] // side) for image in images]
-    following = iter(grids)
-    tokens: list[int] = []
-    for token in ids:
-        tokens += [token] if token != pad else [pad] * (math.prod(next(following)) // merged**2)
-    patches = []
-    for image, (_, rows, columns) in zip(images, grids, strict=True):
-        squares = image.reshape(3, rows // merged, merged, side, columns // merged, merged, side).permute(1, 4, 2, 5, 0, 3, 6)
-        films = squares[:, :, :, :, :, None].expand(-1, -1, -1, -1, -1, vision.temporal_patch_size, -1, -1)
-        patches.append(films.reshape(rows * columns, -1))
-    row = torch.tensor([tokens])
-    return row, {
-        "pixel_values": torch.cat(patches).to(next(encoder.model.visual.parameters()).dtype),
-        "image_grid_thw": torch.tensor(grids),
-        "mm_token_type_ids": (row == pad).int(),
-    }
+    sizes = {"patch_size": vision.patch_size, "temporal_patch_size": vision.temporal_patch_size, "merge_size": vision.spatial_merge_size}
+    processor = Qwen2VLImageProcessorPil(do_resize=False, do_rescale=False, do_normalize=False, do_convert_rgb=False, **sizes)
+    seen = processor(images=[image.cpu() for image in images], return_tensors="pt")
+    counts = [math.prod(grid) // vision.spatial_merge_size**2 for grid in seen["image_grid_thw"].tolist()]
+    tokens = torch.tensor([expanded(ids, pad, counts)])
+    pixels = seen["pixel_values"].to(next(encoder.model.visual.parameters()).dtype)
+    return tokens, {"pixel_values": pixels, "image_grid_thw": seen["image_grid_thw"], "mm_token_type_ids": (tokens == pad).int()}

@@ -21,7 +21,7 @@ from .options import SdxlModelOptions
 SPEC = FamilySpec(
     name="sdxl",
     label="SDXL",
-    needs=f"{CHECKPOINT} with UNet, VAE and both text encoders",
+    needed=f"{CHECKPOINT} with UNet, VAE and both text encoders",
     files=(CHECKPOINT,),
     pipelines=("StableDiffusionXL",),
     configs=Path(__file__).parent / "configs",

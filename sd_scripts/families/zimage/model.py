@@ -6,74 +6,47 @@ Shapes: B samples, h w latent sides (an eighth of H W, the image's), L text toke
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.families.common import structures, training_adapter
+from sd_scripts.families.common import structures
 from sd_scripts.families.common.comfyui_levels import FlowLevels, Graph
 from sd_scripts.families.common.images import evaluating, first_of, quiet_transformers
 from sd_scripts.families.common.qwen3 import tiny_qwen3, tiny_qwen3_tokenizer, told
+from sd_scripts.families.common.reading import states_of_layers, tokens_of
 from sd_scripts.families.common.samplers import scheduler_for, watched
-from sd_scripts.families.common.scheduled import ScheduledFamily
-from sd_scripts.families.common.tiny import tiny_parts, tiny_vae
-from sd_scripts.library.adapters.layer_names import adaptable_layers
+from sd_scripts.families.common.tiny import tiny_vae
+from sd_scripts.families.common.transformer_loading import Loader
+from sd_scripts.families.common.transformers import TransformerFamily
 from sd_scripts.library.core import diffusion
-from sd_scripts.library.core.devices import META
-from sd_scripts.library.core.protocols import Condition, DeviceMap, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
-from sd_scripts.runs.model_headers import Header
+from sd_scripts.library.core.protocols import Condition, OnStep, Parts, Preview, dtype_of
 
-from . import loading
-from . import tiny as tiny_zimage
-from .options import ZImageModelOptions
+from .loading import LOADER
+from .tiny import tiny_zimage_transformer
 
 if TYPE_CHECKING:
     from diffusers import ZImagePipeline
 
-logger = logging.getLogger(__name__)
-
-BLOCKS = ("layers.", "noise_refiner.", "context_refiner.")
+BLOCKS = r"^(layers|noise_refiner|context_refiner)\."
 
 
-class ZImage(ScheduledFamily):
+class ZImage(TransformerFamily):
     """The Z-Image family; see protocols.ModelFamily."""
 
-    name: ClassVar[str] = "zimage"
-    grid: ClassVar[int] = ZImageModelOptions.grid
     latent: ClassVar[tuple[int, int]] = (16, 8)
+    loader: ClassVar[Loader] = LOADER
+    adapted: ClassVar[Mapping[str, str]] = {"backbone": BLOCKS, "te1": r"^layers\."}
     graph: ClassVar[Graph] = Graph("simple", FlowLevels(3.0))
-    separate_texts: ClassVar[bool] = False
 
-    def load(self, options: ZImageModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
-        """Loads all parts on `device`, or those of the options; see protocols.ModelFamily."""
-        parts = loading.load(options, device, dtype, without)
-        return parts if parts.device == META else self.equipped(parts, options, parts.device)
-
-    def equipped(self, parts: Parts, options: ZImageModelOptions, device: torch.device) -> Parts:
-        """See training_adapter.equipped."""
-        return training_adapter.equipped(parts, options)
-
-    def version(self, parts: Parts) -> Version:
-        """See ModelFamily."""
-        return loading.VERSION
-
-    def tiny(self) -> Parts:
-        """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode."""
+    def tiny_networks(self) -> tuple[dict[str, nn.Module], dict[str, Any]]:
+        """See TransformerFamily."""
         tokenizer = tiny_qwen3_tokenizer()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            encoder = tiny_qwen3(tokenizer)
-            transformer, vae = tiny_zimage.tiny_zimage_transformer(), tiny_vae(16, 0.3611, 0.1159)
-        networks = {"backbone": transformer, "vae": vae, "te1": encoder}
-        return tiny_parts(networks, {"te1": tokenizer}, loading.published_scheduler(), {"max_token_length": 512})
-
-    def published(self, options: ZImageModelOptions, header: Header | None) -> tuple[Parts, str]:
-        """Z-Image, of which Turbo and the base model are alike; see protocols.PublishedFamily."""
-        return structures.published(loading.SPEC, self.tiny(), options, header, {"max_token_length": options.max_token_length})
+        encoder = tiny_qwen3(tokenizer)
+        networks = {"backbone": tiny_zimage_transformer(), "vae": tiny_vae(16, 0.3611, 0.1159), "te1": encoder}
+        return networks, {"te1": tokenizer}
 
     def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
         """text, as long as the captions in their template; see protocols.ModelFamily."""
@@ -97,16 +70,9 @@ class ZImage(ScheduledFamily):
         device = parts.bring(encoder)
         conditions = []
         for caption in captions:
-            ids = tokenizer(told(tokenizer, caption, thinking=True)).input_ids
-            if len(ids) > limit:
-                _tell_of_cut(limit)
-            states = encoder(input_ids=torch.tensor([ids[:limit]], device=device), output_hidden_states=True, use_cache=False)
-            conditions.append({"text": states.hidden_states[-2][0]})
+            ids = tokens_of(tokenizer, told(tokenizer, caption, thinking=True), limit)
+            conditions.append({"text": states_of_layers(encoder, [-2], torch.tensor([ids], device=device))})
         return conditions
-
-    def size_condition(self, geometry: Geometry) -> Condition:
-        """Nothing: Z-Image is not told how an image was cut."""
-        return {}
 
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """The velocity noise - x0 at canonical times t (B,); same shape as x_t (B, 16, h, w), float32.
@@ -124,19 +90,6 @@ class ZImage(ScheduledFamily):
             return_dict=False,
         )[0]
         return -torch.stack(output).squeeze(2).float()
-
-    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
-        """Names of the layers that can get an adapter, by module name; conv changes nothing, there are no convolutions.
-
-        backbone: every linear layer of the blocks, modulation and refiners included. te1: attention and MLP.
-        """
-        targets = {"backbone": [name for name in adaptable_layers(parts.backbone) if name.startswith(BLOCKS)]}
-        encoder = parts.text_encoders["te1"].named_modules()
-        return {**targets, "te1": [name for name, layer in encoder if isinstance(layer, nn.Linear) and name.startswith("layers.")]}
-
-    def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
-        """Writes the model: safetensors is the transformer alone in the published layout, diffusers a folder with everything."""
-        loading.save(parts, path, save_model_as, dtype, metadata)
 
     @torch.no_grad()
     def render(self, parts: Parts, requests: Sequence[Preview], on_step: OnStep | None = None) -> Tensor:
@@ -178,11 +131,6 @@ class ZImage(ScheduledFamily):
         conditions = self.encode_prompts(parts, captions)
         device, dtype = parts.bring(parts.backbone), dtype_of(parts.backbone)
         return [condition["text"].to(device, dtype) for condition in conditions]
-
-
-@functools.cache
-def _tell_of_cut(limit: int) -> None:
-    logger.warning("captions longer than %d tokens are cut there; max_token_length sets the limit (this is said once)", limit)
 
 
 @functools.cache

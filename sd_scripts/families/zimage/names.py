@@ -11,16 +11,10 @@ import re
 from typing import ClassVar, Literal
 
 from sd_scripts.families.common import reader_rules as rules
-from sd_scripts.families.common.plain_names import PlainNames
-from sd_scripts.library.adapters.architectures import Architecture
-from sd_scripts.library.adapters.layer_names import Names
-from sd_scripts.library.adapters.ranks import ChosenParts
+from sd_scripts.families.common.plain_names import PlainNames, ranks_of_parts
 from sd_scripts.library.adapters.readers import Rule
 
-from . import original
-from .facts import TRANSFORMER
-from .loading import SPEC, VERSION
-from .options import ZImageNetworkOptions
+from .loading import LOADER
 
 Part = Literal["attention", "mlp", "modulation", "refiner"]
 
@@ -49,25 +43,12 @@ def part_of(name: str) -> Part | None:
     return None if match is None else next((part for start, part in _PARTS if match[2].startswith(start)), None)
 
 
-def _ranks(options: ZImageNetworkOptions, names: Names) -> ChosenParts:
-    return ChosenParts(options, names, options.train_block_indices, part_of, _CHOICES, options.lora_targets)
-
-
 ARCHITECTURES = (
-    Architecture(
-        name="zimage",
-        label="Z-Image",
-        spec=SPEC,
-        is_backbone=lambda config: True,
-        config_of=lambda header, shapes: original.config_of(shapes),
-        files=(TRANSFORMER,),
-        encoders=(),
-        version=VERSION,
+    rules.transformer_architecture(
+        LOADER,
         told_by=(),
-        prefixes=rules.TRANSFORMER_PREFIXES,
         layer_names=ZImageNames,
-        ranks=_ranks,
-        has_one_alpha=False,
+        ranks=ranks_of_parts(part_of, _CHOICES),
         # As most files are written.
         comfyui_endings="peft",
         readers={

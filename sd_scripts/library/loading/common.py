@@ -27,7 +27,7 @@ from sd_scripts.families.common import tokenizers
 from sd_scripts.families.common.tokenizers import TokenizerSpec
 from sd_scripts.library.core.protocols import DeviceMap, Dtypes, Parts, mapped
 from sd_scripts.library.loading.layouts import Extras, Layout, Stored, from_original, no_extras, places, shape_from_original
-from sd_scripts.runs.model_headers import LORA, VAE, Header, what_is
+from sd_scripts.runs.model_headers import LORA, Header, what_is
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import pipeline_file
 from sd_scripts.schema.outside import json_of
@@ -44,6 +44,17 @@ VAE_DTYPES = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloa
 
 Config = dict[str, Any]
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Companion:
+    """How a network is given that may come from outside the base model."""
+
+    option: str
+    """The option that names it."""
+    noun: str
+    usual: str = ""
+    """The file that it is published as, for sentences."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,8 @@ class PartSpec:
     """Classes that hold the same network, and more that nobody reads, by whose names its configuration may go."""
     folder_name: Callable[[str], str] = str
     """The name of a tensor in the diffusers layout, where that is not the network's own."""
+    companion: Companion | None = None
+    """None for a network that is always the base model's own."""
 
     def is_class(self, name: str | None) -> bool:
         """Whether a configuration of the class of this name describes the network."""
@@ -90,8 +103,6 @@ class FamilySpec:
     """As in families.NAMES; `toy` is looked for under it."""
     label: str
     """As in "you chose ..."."""
-    needs: str
-    """What a single file must be, for the sentence about a wrong one."""
     files: tuple[str, ...]
     """What what_is calls the family's single files."""
     pipelines: tuple[str, ...]
@@ -100,10 +111,25 @@ class FamilySpec:
     """Folder with the published networks' configurations, in the diffusers layout."""
     parts: Mapping[str, PartSpec]
     """By the names of Parts.modules(): backbone, vae, te1, ..."""
+    needed: str | None = None
+    """What a single file must be, for the sentence about a wrong one; None is what its files are called."""
     describes: Callable[[Path], bool] = lambda folder: True
     """Whether the configuration in a diffusers folder of the family is of this version of it."""
-    belongs: Mapping[str, str] = field(default_factory=lambda: {VAE: "vae"})
-    """The option for a file of one network alone, by what what_is calls it."""
+
+    @property
+    def needs(self) -> str:
+        """What a single file must be."""
+        return self.files[0] if self.needed is None else self.needed
+
+    @property
+    def companions(self) -> dict[str, Companion]:
+        """By the name of the network: vae, te1, ..."""
+        return {name: part.companion for name, part in self.parts.items() if part.companion is not None}
+
+    @property
+    def belongs(self) -> dict[str, str]:
+        """The option for a file of one network alone, by what what_is calls it."""
+        return {kind: one.option for name, one in self.companions.items() for kind in self.parts[name].kinds}
 
     @property
     def tokenizers(self) -> dict[str, TokenizerSpec]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,6 +30,16 @@ class Stored:
 
 Layout = Callable[[Mapping[str, Any]], Callable[[str], Stored]]
 """From a network's configuration to the place of each of its tensors. The inner function raises KeyError for a name without a place."""
+
+
+def renamed(key: str, table: Mapping[str, str]) -> str:
+    """A tensor's name with what each of these regular expressions finds replaced, in their order. Raises KeyError where none finds any."""
+    name = key
+    for piece, stored in table.items():
+        name = re.sub(piece, stored, name)
+    if name == key:
+        raise KeyError(f"{key} has no place in the original layout")
+    return name
 
 
 def places(layout: Layout, keys: Iterable[str], config: Mapping[str, Any]) -> dict[str, Stored]:

@@ -23,9 +23,9 @@ from sd_scripts.dataset.buckets import area_size
 from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.common.samplers import schedule
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
+from sd_scripts.families.common.transformers import noise
 from sd_scripts.families.qwen_edit import loading
 from sd_scripts.families.qwen_edit import prompts as qwen_prompts
-from sd_scripts.families.qwen_edit import sampling as qwen_sampling
 from sd_scripts.families.qwen_edit import templates as qwen_templates
 from sd_scripts.families.qwen_edit.model import QwenEdit, linear_layers
 from sd_scripts.library.core.protocols import Condition, Parts, Preview
@@ -367,8 +367,8 @@ def test_a_batch_of_requests_gives_the_images_of_single_ones():
 
 
 def test_noise_is_of_the_seed_alone():
-    both = qwen_sampling.noise([5, 9], 8, 6)
-    assert torch.equal(both[1:], qwen_sampling.noise([9], 8, 6))
+    both = noise([5, 9], 16, 8, 6)
+    assert torch.equal(both[1:], noise([9], 16, 8, 6))
     assert torch.equal(both[0], torch.randn((1, 1, 16, 8, 6), generator=torch.Generator().manual_seed(5))[0, 0])
 
 
@@ -378,7 +378,7 @@ def test_one_step_goes_straight_from_noise_to_image():
     parts = QWEN.tiny()
     request = Preview("red", "", 64, 64, 4, 1, 1.0, controls=(image(),))
     (positive,), _ = QWEN.conditions_of(parts, [request])
-    start = qwen_sampling.noise([4], 8, 8)
+    start = noise([4], 16, 8, 8)
     expected = start - QWEN.denoise(parts, start, torch.ones(1), [positive])
     assert_close(QWEN.draw(parts, [request], [positive], None), expected)
 
