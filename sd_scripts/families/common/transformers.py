@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.library.adapters.layer_names import adaptable_layers
 from sd_scripts.library.core.devices import META
 from sd_scripts.library.core.protocols import Condition, DeviceMap, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
 from sd_scripts.library.parallel.sharding import is_sharded
@@ -95,11 +96,11 @@ class TransformerFamily(ScheduledFamily):
         self.loader.save(parts, path, save_model_as, dtype, metadata)
 
     def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
-        """Names of the layers that get an adapter by default, by module name: those of `adapted`, in the order of the modules; conv changes
-        nothing, there are no convolutions."""
-        modules = parts.modules()
+        """Names of the layers that get an adapter by default, by module name: those of `adapted`, in the order of the modules, also under a
+        training adapter; conv changes nothing, there are no convolutions."""
+        layers = {name: adaptable_layers(parts.modules()[name]) for name in self.adapted}
         return {
-            name: [path for path, layer in modules[name].named_modules() if isinstance(layer, nn.Linear) and re.search(inside, path)]
+            name: [path for path, layer in layers[name].items() if isinstance(layer, nn.Linear) and re.search(inside, path)]
             for name, inside in self.adapted.items()
         }
 

@@ -12,6 +12,8 @@ import torch
 
 from sd_scripts.families import RUNS
 from sd_scripts.families import family as family_of
+from sd_scripts.library.adapters.applying import put_on_for_training
+from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.maths import KINDS
 from sd_scripts.library.adapters.merge import merge_into
 from sd_scripts.library.core.protocols import Parts, Preview
@@ -20,7 +22,8 @@ from sd_scripts.schema.model import FewStepModelOptions
 from tests.library.networks.adapters_in_small import LAYOUTS, near, saved, velocity
 
 FAMILIES = ("anima", "chroma", "flux2", "flux2_dev", "flux3", "kontext", "krea2", "qwen_image21")
-MODELS = {name: RUNS[name, "network"].model_fields["model"].annotation for name in FAMILIES}
+MODELS_OF_ALL = {name: run.model_fields["model"].annotation for (name, method), run in RUNS.items() if method == "network"}
+MODELS = {name: MODELS_OF_ALL[name] for name in FAMILIES}
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +67,17 @@ def test_a_training_adapter_is_on_in_training_and_off_in_previews(name: str, tin
     assert torch.allclose(family.render(helped, [request]), family.render(parts, [request]), atol=1e-4)
     with pytest.raises(OptionError, match="training_adapter: there is no file"):
         loaded("nowhere.safetensors")
+
+
+@pytest.mark.parametrize("name", [name for name, model in MODELS_OF_ALL.items() if issubclass(model, FewStepModelOptions)])
+def test_a_run_with_a_training_adapter_trains_the_layers_that_it_trains_without(name: str, tmp_path: Path) -> None:
+    family = family_of(name)
+    parts = family.tiny()
+    targets = family.adapter_targets(parts, False)
+    saved(family, parts, tmp_path / "undo.safetensors", "kohya")
+    parts.training_adapter = put_on_for_training(parts, tmp_path / "undo.safetensors", 1.0)
+    assert family.adapter_targets(parts, False) == targets
+    options = RUNS[name, "network"].model_fields["network"].default
+    network = attach(parts, options, {"backbone": targets["backbone"]}, 0)
+    trained = [key for key in network.named_parameters() if key.endswith("lora_A.weight")]
+    assert trained and {key.removesuffix(".lora_A.weight").removeprefix("backbone.") for key in trained} <= {*targets["backbone"]}
