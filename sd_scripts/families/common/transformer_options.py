@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import create_model
 
 from sd_scripts.schema.dataset import DatasetOptions, PairDatasetOptions
-from sd_scripts.schema.fields import Show, Side
+from sd_scripts.schema.fields import NotNegative, Show, Side
 from sd_scripts.schema.memory import FullMemoryOptions
 from sd_scripts.schema.model import BaseModelOptions, Controls, ModelOptions, file_name
 from sd_scripts.schema.network import BlocksNetworkOptions, TransformerFullOptions
@@ -15,7 +15,7 @@ from sd_scripts.schema.objective import FlowObjectiveOptions
 from sd_scripts.schema.optimizer import FullOptimizerOptions
 from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions
-from sd_scripts.schema.samples import SampleOptions
+from sd_scripts.schema.samples import EditSampleOptions, SampleOptions
 
 AREA = 1024 * 1024
 """Pixels of a control image, where the options do not say it."""
@@ -108,6 +108,25 @@ class UnsizedObjectiveOptions(FlowObjectiveOptions):
     timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "mode", "sigma"] = "shift"
     """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
     discrete_flow_shift; mode (mode_scale); sigma = uniform shifted by discrete_flow_shift."""
+
+
+class GuidedEditSampleOptions(EditSampleOptions):
+    """Previews of a model that edits and is told a guidance scale."""
+
+    own_flags: ClassVar[tuple[str, ...]] = ("ci", "g")
+
+    sample_prompts: Annotated[str, Show(basic=True, kind="text")] = ""
+    """Prompts, one a line, or the path of a .txt, .toml or .json file. kohya's flags work: --w --h --d (seed) --l (CFG) --s (steps) --n
+    (negative) --g (embedded guidance) --ci (control image). Empty makes no previews."""
+    sample_cfg_scale: NotNegative = 1.0
+    """True guidance scale of a preview without --l, with the negative prompt; 1 turns it off, as the model is meant, above 1 doubles the
+    time."""
+    sample_guidance_scale: NotNegative = 3.5
+    """Guidance that the model's embedding is told in a preview without --g."""
+
+    @property
+    def embedded_guidance(self) -> float:
+        return self.sample_guidance_scale
 
 
 def transformer_runs(

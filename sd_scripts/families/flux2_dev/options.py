@@ -5,10 +5,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from sd_scripts.families.common.flux2_options import Flux2AdapterOutputOptions, Flux2FlowObjectiveOptions, Flux2ModelOptions
-from sd_scripts.families.common.transformer_options import UnbuiltModelOptions, transformer_runs
+from sd_scripts.families.common.transformer_options import GuidedEditSampleOptions, UnbuiltModelOptions, transformer_runs
 from sd_scripts.schema.fields import NotNegative, Show
 from sd_scripts.schema.model import MAX_CONTROLS, Controls
-from sd_scripts.schema.samples import EditSampleOptions
 
 from .facts import FACTS
 
@@ -30,25 +29,12 @@ class Flux2DevModelOptions(UnbuiltModelOptions, Flux2ModelOptions):
         return super().header_values() | {"guidance_scale": self.guidance_scale}
 
 
-class Flux2DevSampleOptions(EditSampleOptions):
+class Flux2DevSampleOptions(GuidedEditSampleOptions):
     """Previews of a FLUX.2 dev model, shifted by the image's size unless a scheduler is chosen."""
 
-    own_flags: ClassVar[tuple[str, ...]] = ("ci", "g")
-
-    sample_prompts: Annotated[str, Show(basic=True, kind="text")] = ""
-    """Prompts, one a line, or the path of a .txt, .toml or .json file. kohya's flags work: --w --h --d (seed) --l (CFG) --s (steps) --n
-    (negative) --g (embedded guidance) --ci (control image). Empty makes no previews."""
     sample_steps: Annotated[int, Field(ge=1, le=1000)] = 28
     """Denoising steps of a preview without --s: 28 to 50."""
-    sample_cfg_scale: NotNegative = 1.0
-    """True guidance scale of a preview without --l, with the negative prompt; 1 turns it off, as the model is meant, above 1 doubles the
-    time."""
     sample_guidance_scale: NotNegative = 4.0
-    """Guidance that the model's embedding is told in a preview without --g."""
-
-    @property
-    def embedded_guidance(self) -> float:
-        return self.sample_guidance_scale
 
 
 RUNS = transformer_runs(
