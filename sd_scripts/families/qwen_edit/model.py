@@ -124,7 +124,10 @@ class QwenEdit(QwenVaeFamily, EditingTransformerFamily):
         """
         if controls:
             return qwen_prompts.instruction_rows(parts, controls, captions)
-        return super().encode_instructions(parts, controls, captions)
+        rows = qwen_prompts.prompt_rows(parts, captions)
+        encoder = parts.text_encoders[self.reader]
+        device, dtype = parts.bring(encoder), dtype_of(encoder)
+        return torch.zeros(0, parts.backbone.config.joint_attention_dim, device=device, dtype=dtype), rows
 
     def usual_size(self, parts: Parts) -> tuple[int, int]:
         """A square of the model's own area."""
