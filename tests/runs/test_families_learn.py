@@ -42,11 +42,11 @@ def shape(scores: measure.Scores) -> float:
                 f"{name}_train_network/toy-star-{name}",
                 "teal",
                 color,
-                {"max_train_steps": 120, "train_batch_size": 8, "num_images": 12, "train_data_dir": "toy:large_teal"},
+                {"max_train_steps": steps, "train_batch_size": 8, "num_images": 12, "train_data_dir": "toy:large_teal"},
                 0.8,
                 id=f"{name}_train_network, a color",
             )
-            for name in ("anima", "flux2", "krea2", "chroma")
+            for name, steps in (("anima", 120), ("flux2", 80), ("krea2", 120), ("chroma", 80))
         ),
         *(
             pytest.param(preset, "teal", color, {}, 0.8, marks=pytest.mark.long)
