@@ -1,13 +1,13 @@
-"""How good transfers between the toy's styles are, by other means than training's own: what a person would ask of each image.
+"""How good transfers between the built-in styles are, by other means than training's own: what a person would ask of each image.
 
-The toy draws one scene in every style, so for each test image the perfect transfer is known, and every number can be had for it too.
+Each test image is there in every style, so the perfect transfer is known, and every number can be had for it too.
 Shapes: N images, C latent channels, h w latent sides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -28,6 +28,8 @@ from sd_scripts.toy.autoencoder import to_images, to_pixels
 
 PATCH, NUM_DIRECTIONS = 3, 128
 """Sides of the patches whose distribution is compared, in latent pixels, and along how many directions."""
+READ = ("shape", "place", "color")
+"""What the exact reader of the toy world finds in an image."""
 BACKGROUND_LIMIT = 60.0
 """Distance in RGB from the background from which a pixel is ink."""
 
@@ -99,17 +101,23 @@ class Quality:
 
     structure: float
     """Mean correlation of edges with the source's."""
-    shape: float
-    """Share in which the exact reader finds the source's shape."""
-    place: float
-    color: float
-    """The same for the colour; means something only where both styles show it."""
     style: float
     """Share that the classifier takes for the wanted style."""
     left: float
     """Distance to the wanted style over that of the untouched sources."""
     pixels: float
-    """Root mean square difference to the scene as the wanted style draws it, 0 to 255."""
+    """Root mean square difference to the same image as the wanted style draws it, 0 to 255."""
+
+
+@dataclass(frozen=True)
+class ShapesQuality(Quality):
+    """The same with what the exact reader of the toy world finds."""
+
+    shape: float
+    """Share in which it finds the source's shape."""
+    place: float
+    color: float
+    """The same for the colour; means something only where both styles show it."""
 
 
 class Ruler:
@@ -138,22 +146,25 @@ class Ruler:
         along = directions(latents.shape[1] * PATCH**2, NUM_DIRECTIONS, rng_for(0, 0, "quality"))
         return float(sliced_wasserstein([latents], [[self._latents[style]]], [along], PATCH))
 
-    def quality(
-        self, source: str, target: str, before: Sequence[Image.Image], after: Sequence[Image.Image], perfect: Sequence[Image.Image]
-    ) -> Quality:
+    def quality(self, target: str, before: Sequence[Image.Image], after: Sequence[Image.Image], perfect: Sequence[Image.Image]) -> Quality:
         """What the images `after` are worth as transfers of the images `before`."""
         maps = [list(edges(to_pixels(list(images)))) for images in (before, after)]
-        sides = ((source, before), (target, after))
-        seen = [[worlds.read(filled(image) if style == "line" else image) for image in images] for style, images in sides]
-        same = [[getattr(one, name) == getattr(two, name) for one, two in zip(*seen, strict=True)] for name in ("shape", "place", "color")]
         difference = (to_pixels(list(after)) - to_pixels(list(perfect))) * 127.5
         return Quality(
             fmean(correlation(one, two) for one, two in zip(*maps, strict=True)),
-            *map(fmean, same),
             self.classifier.right(after, target),
             self.distance(self.encode(list(after)), target) / self.distance(self.encode(list(before)), target),
             float(difference.square().mean(dim=(1, 2, 3)).sqrt().mean()),
         )
+
+    def quality_of_shapes(
+        self, source: str, target: str, before: Sequence[Image.Image], after: Sequence[Image.Image], perfect: Sequence[Image.Image]
+    ) -> ShapesQuality:
+        """The same of images of the toy world."""
+        sides = ((source, before), (target, after))
+        seen = [[worlds.read(filled(image) if style == "line" else image) for image in images] for style, images in sides]
+        same = {name: fmean(getattr(one, name) == getattr(two, name) for one, two in zip(*seen, strict=True)) for name in READ}
+        return ShapesQuality(**asdict(self.quality(target, before, after, perfect)), **same)
 
 
 def of_model(family: Lgt, parts: Parts, data: Path) -> Ruler:
@@ -181,7 +192,7 @@ def transferred(family: Lgt, parts: Parts, ruler: Ruler, settings: Settings, cou
 
 def table(qualities: Mapping[tuple[str, str], Quality]) -> str:
     """A line for each pair, and their mean."""
-    names = [field.name for field in fields(Quality)]
+    names = list(asdict(next(iter(qualities.values()))))
     lines = [f"{'':16}" + "".join(f"{name:>10}" for name in names)]
     rows = {f"{source} to {target}": one for (source, target), one in qualities.items()}
     for title, one in rows.items():

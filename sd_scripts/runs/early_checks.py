@@ -15,7 +15,7 @@ from sd_scripts.runs.schedules import factor_at, key_values
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import is_json
-from sd_scripts.schema.model import is_hub_id, not_there
+from sd_scripts.schema.model import built_in, is_hub_id, not_there
 from sd_scripts.schema.optimizer import PACKAGES
 from sd_scripts.schema.prompts import Defaults, read_prompts
 from sd_scripts.schema.runs import RunOptions
@@ -118,8 +118,8 @@ def _check_models(options: RunOptions) -> None:
             continue
         given = getattr(getattr(options, field.section), name)
         for value in given if isinstance(given, tuple) else [given]:
-            if value is None or value == "toy":
-                problems += problems_of_toy(options.family, name) if value else []
+            if value is None or built_in(value, options.family) is not None:
+                problems += problems_of_toy(options.family, name, value) if value else []
             elif Path(value).expanduser().exists():
                 problems += problems_of_file(options.family, name, value, name in ADAPTERS, _kind_in(options, name))
             elif name in PLAIN_FILES:

@@ -18,8 +18,10 @@ from .told import adapter_kind, adapter_of_another, header_of
 BASE = "pretrained_model_name_or_path"
 
 
-def problems_of_toy(family: str, option: str) -> list[Problem]:
-    """What is wrong with asking for the built-in model: not every family has one."""
+def problems_of_toy(family: str, option: str, value: str) -> list[Problem]:
+    """What is wrong with asking for a built-in model, `toy` or `toy:<name>`: not every family has one."""
+    if (name := value.partition(":")[2]) and not has_toy(name):
+        return [Problem(option, f"{option}: there is no built-in model {value}; give toy, a file, a folder or a hub id")]
     if option != BASE or not FACTS[family].bases or has_toy(family):
         return []
     there = ", ".join(FACTS[name].label for name in FACTS if has_toy(name))

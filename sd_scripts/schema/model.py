@@ -190,6 +190,12 @@ def only_on_hub(value: str) -> bool:
     return is_hub_id(value) and not Path(value).expanduser().exists()
 
 
+def built_in(value: str, family: str) -> str | None:
+    """The folder in toy/bases that `toy` (of this family) or `toy:<name>` stands for; None for what names no built-in model."""
+    found = re.fullmatch(r"toy(?::([\w-]+))?", value)
+    return None if found is None else found[1] or family
+
+
 def not_there(option: str, value: str, has_toy: bool) -> str:
     """A sentence for a model that is neither on this disk nor named as on the hub. has_toy: there is a built-in one."""
     if has_toy:

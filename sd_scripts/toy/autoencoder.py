@@ -35,6 +35,8 @@ class VaeSettings:
     """Weight of the mean KL per latent number, beside a reconstruction loss of about 0.02."""
     shape_weight: float = 4.0
     """How many times a pixel of a shape counts compared with one of the background."""
+    color_weight: float = 1.0
+    """How many times an error of colour counts compared with one of brightness, which all three channels share."""
     num_decoder_steps: int = 1000
     """Steps of a second round of the decoder alone, at the sizes of all bases; latents stay as they are. Its norms see the whole image:
     taught at 64 pixels it draws grounds of 128 lighter, by 8 of 255 on average."""
@@ -178,6 +180,8 @@ def fit(
         rng = torch.Generator().manual_seed(seed * 1_000_003 + step)
         posterior = encode(pixels)
         error = decode(posterior.sample(rng)) - pixels
+        if settings.color_weight != 1:
+            error = torch.lerp(error.mean(dim=1, keepdim=True).expand_as(error), error, settings.color_weight)
         # L1 keeps edges, L2 keeps flat colours; one alone gave blur or specks.
         reconstruction = ((error.abs() + error**2) * weights).mean() / weights.mean()
         kl = 0.5 * (posterior.mean**2 + posterior.var - 1 - posterior.logvar).mean()

@@ -203,7 +203,7 @@ def build(plan: BuildPlan) -> dict[str, object]:
         "settings": built.settings,
         "cpu_seconds": round(time.process_time() - started),
         "vae": vae_record,
-        "libraries": {name: version(name).split("+")[0] for name in _RECORDED_LIBRARIES},
+        "libraries": versions(),
         "python": platform.python_version(),
     }
     if built.teacher is not None:
@@ -216,7 +216,7 @@ def build(plan: BuildPlan) -> dict[str, object]:
         if plan.family == "qwen_edit":
             _as_published(new)
         record["scores"] = _scores(new, plan.family, plan.num_prompts)
-        _write_json(new / "BUILD.json", record)
+        write_json(new / "BUILD.json", record)
         num_bytes = sum(path.stat().st_size for path in new.rglob("*") if path.is_file())
         if num_bytes > MAX_BYTES:
             raise ValueError(f"the base has {num_bytes / 1e6:.1f} MB; at most {MAX_BYTES / 1e6:.0f} MB are accepted")
@@ -237,7 +237,7 @@ def score_again(folder: Path, num_prompts: int) -> None:
     record = json.loads(path.read_text(encoding="utf-8"))
     record["scores"] = _scores(folder, str(record["family"]), num_prompts)
     aside = path.with_name(".BUILD.json.new")
-    _write_json(aside, record)
+    write_json(aside, record)
     aside.replace(path)
 
 
@@ -278,12 +278,17 @@ def _store(pipeline: DiffusionPipeline, folder: Path) -> None:
         # Inside the tokenizer's configuration, where published models have it and older versions look.
         pipeline.tokenizer.save_pretrained(template.parent, save_jinja_files=False)
         template.unlink()
+    settle(folder)
+
+
+def settle(folder: Path) -> None:
+    """Takes this machine's paths out of the files that diffusers wrote, lets everybody read them, and returns when the disk has them."""
     for path in folder.rglob("*.json"):
         content = json.loads(path.read_text(encoding="utf-8"))
         if "_name_or_path" in content:
             # Otherwise the builder's folder would travel with the base.
             content["_name_or_path"] = ""
-            _write_json(path, content)
+            write_json(path, content)
     for path in folder.rglob("*"):
         if path.is_file():
             path.chmod(0o644)  # safetensors leaves its files to their owner alone
@@ -295,16 +300,22 @@ def _as_published(folder: Path) -> None:
     # every version reads; beside them, the side of its images.
     index, processor = folder / "model_index.json", folder / "processor"
     changed = {"processor": ["transformers", "Qwen2VLProcessor"], "_default_side": SIDE}
-    _write_json(index, json.loads(index.read_text(encoding="utf-8")) | changed)
+    write_json(index, json.loads(index.read_text(encoding="utf-8")) | changed)
     combined = processor / "processor_config.json"
     images = json.loads(combined.read_text(encoding="utf-8"))["image_processor"]
-    _write_json(processor / "preprocessor_config.json", images | {"processor_class": "Qwen2VLProcessor"})
+    write_json(processor / "preprocessor_config.json", images | {"processor_class": "Qwen2VLProcessor"})
     combined.unlink()
     words = processor / "tokenizer_config.json"
-    _write_json(words, json.loads(words.read_text(encoding="utf-8")) | {"processor_class": "Qwen2VLProcessor"})
+    write_json(words, json.loads(words.read_text(encoding="utf-8")) | {"processor_class": "Qwen2VLProcessor"})
 
 
-def _write_json(path: Path, content: dict[str, object]) -> None:
+def versions() -> dict[str, str]:
+    """Of the libraries that what is built depends on."""
+    return {name: version(name).split("+")[0] for name in _RECORDED_LIBRARIES}
+
+
+def write_json(path: Path, content: dict[str, object]) -> None:
+    """Writes a file, and returns when the disk has it."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     _sync(path)
 

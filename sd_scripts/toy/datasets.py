@@ -21,7 +21,7 @@ from tempfile import mkdtemp
 
 from PIL import Image
 
-from . import edits, styles, worlds
+from . import drawn_photographs, edits, styles, worlds
 from .edits import EditKind
 from .worlds import Scene
 
@@ -36,6 +36,7 @@ DATASETS = {
     "large_edit_border": "the same at 128 pixels and more, for models whose tokens are 16 pixels wide",
     "edits": "64 such pairs of recolouring, moving and removing: what the base qwen_edit was trained on",
     "shapes": "1920 alike, squares and triangles: what the bases were trained on, and enough to begin from nothing",
+    "photographs": "120 crops of four photographs in each of five styles, unpaired, and in all of them 6 test crops of a fifth photograph",
     "styles": "120 unpaired images in each of three styles, and in all of them 18 test images of the same scenes, unseen elsewhere",
 }
 """Name -> what it holds; `--train_data_dir toy:<name>` selects one."""
@@ -114,6 +115,13 @@ def _files(name: str) -> dict[str, bytes]:
             # Evaluations take the first images of a folder: another scene in each, for them to have something unrelated to compare with.
             files |= _in_style(f"test/{style}", style, held_out, 29, first=4 * number)
         return files
+    if name == "photographs":
+        files = {}
+        for number, style in enumerate(drawn_photographs.STYLES):
+            train = [drawn_photographs.TRAINED[index % len(drawn_photographs.TRAINED)] for index in range(drawn_photographs.TRAIN_IMAGES)]
+            files |= _crops(f"train/{style}", style, train, 40 + number)
+            files |= _crops(f"test/{style}", style, [drawn_photographs.TESTED] * drawn_photographs.TEST_IMAGES, 39, first=number)
+        return files
     close = difflib.get_close_matches(name, DATASETS, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise ValueError(f"toy dataset {name!r} is unknown; the datasets are {', '.join(DATASETS)}{hint}")
@@ -156,6 +164,16 @@ def _in_style(folder: str, style: str, scenes: list[Scene], seed: int, first: in
         )
         for index, scene in enumerate(scenes)
     }
+
+
+def _crops(folder: str, style: str, photographs: list[str], seed: int, first: int = 0) -> dict[str, bytes]:
+    # A crop of each of these photographs in a style; first is that of _in_style.
+    files = {}
+    for index, name in enumerate(photographs):
+        rng = worlds.rng_for(seed, index)
+        image = drawn_photographs.draw(drawn_photographs.crop(name, rng), style, rng)
+        files[f"{folder}/{(index - first) % len(photographs):03d}_{name}-{index}.png"] = _png(image)
+    return files
 
 
 def _pairs(folder: str, kinds: tuple[EditKind, ...], num: int, seed: int, sizes: tuple[tuple[int, int], ...] = _SIZES) -> dict[str, bytes]:

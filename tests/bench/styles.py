@@ -1,8 +1,9 @@
-"""How good a saved model of style transfer is on the toy's styles: a table of all pairs, and a sheet of results.
+"""How good a saved model of style transfer is on the built-in styles: a table of all pairs, and a sheet of results.
 
-The same table for scenes as the wanted style draws them, and for those through the VAE, says how good a transfer can be.
+The same table for what the wanted style makes of the same scene, and for that through the VAE, says how good a transfer can be.
 
-usage: styles.py MODEL SHEET.png [count=18] [a setting of transfer=its value, such as steps=6 sampler=euler strength=0.8]
+usage: styles.py MODEL SHEET.png [data=styles|photographs] [count=18] [rows=3]
+                 [a setting of transfer=its value, such as steps=6 sampler=euler strength=0.8]
 """
 
 from __future__ import annotations
@@ -21,33 +22,35 @@ from sd_scripts.families.lgt.transfer import Settings
 from sd_scripts.toy.datasets import write_dataset
 from tests.style_quality import of_model, sheet, table, transferred
 
-ROWS = 3
-"""Test images of each style in the sheet."""
-
 
 def main(model: str, target: str, *given: str) -> None:
     values = dict(text.split("=") for text in given)
-    count = int(values.pop("count", 18))
+    data, count, rows = values.pop("data", "styles"), int(values.pop("count", 18)), int(values.pop("rows", 3))
     settings = Settings(**{name: type(getattr(Settings, name))(value) for name, value in values.items()})
     family = Lgt()
     parts = family.load(LgtModelOptions(pretrained_model_name_or_path=model), torch.device("cpu"), torch.float32)
     with TemporaryDirectory() as folder:
-        write_dataset("styles", Path(folder) / "styles")
-        ruler = of_model(family, parts, Path(folder) / "styles")
+        write_dataset(data, Path(folder) / data)
+        ruler = of_model(family, parts, Path(folder) / data)
         pairs = [(source, goal) for source in ruler.styles for goal in ruler.styles if source != goal]
         perfect = {(source, goal): ruler.tests(goal, source, count) for source, goal in pairs}
         began = time.process_time()
         found = transferred(family, parts, ruler, settings, count)
         seconds = (time.process_time() - began) / sum(map(len, found.values()))
         shown: dict[str, dict[tuple[str, str], list[Image.Image]]] = {
-            "as the wanted style draws the scene": perfect,
+            "as the wanted style draws it": perfect,
             "the same through the VAE": {pair: ruler.decode(ruler.encode(images)) for pair, images in perfect.items()},
             f"{Path(model).name}, {settings}, {seconds:.2f} CPU seconds an image": found,
         }
         for title, images in shown.items():
-            rows = {pair: ruler.quality(*pair, ruler.tests(pair[0], pair[0], count), images[pair], perfect[pair]) for pair in pairs}
-            sys.stdout.write(f"{title}\n{table(rows)}\n")
-        sheet(ruler, found, min(count, ROWS)).save(target)
+            told = {}
+            for source, goal in pairs:
+                compared = (ruler.tests(source, source, count), images[source, goal], perfect[source, goal])
+                told[source, goal] = (
+                    ruler.quality_of_shapes(source, goal, *compared) if data == "styles" else ruler.quality(goal, *compared)
+                )
+            sys.stdout.write(f"{title}\n{table(told)}\n")
+        sheet(ruler, found, min(count, rows)).save(target)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def test_two_writings_have_the_same_bytes(name, written, tmp_path):
 
 
 EDIT_SETS = ("edit_border", "large_edit_border", "edits")
-IMAGE_SETS = [name for name in datasets.DATASETS if name not in (*EDIT_SETS, "styles")]
+IMAGE_SETS = [name for name in datasets.DATASETS if name not in (*EDIT_SETS, "styles", "photographs")]
 """Sets of images as the bases draw them; styles have tests of their own."""
 
 
@@ -230,7 +230,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_all_names(tmp_path):
     with pytest.raises(
         ValueError,
         match=r"'starr' is unknown; the datasets are star, stars, large_stars, teal, large_teal, subject, edit_border, "
-        r"large_edit_border, edits, shapes, styles; did you mean 'star'\?",
+        r"large_edit_border, edits, shapes, photographs, styles; did you mean 'star'\?",
     ):
         write_dataset("starr", tmp_path / "stars")
     assert not (tmp_path / "stars").exists()

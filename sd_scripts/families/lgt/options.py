@@ -53,9 +53,11 @@ class LgtModelOptions(ModelOptions):
 
     pretrained_model_name_or_path: Annotated[str | None, Show(kind="file")] = None
     """A model that this trainer saved, file or folder, to go on from with its architecture, styles and VAE; None begins from nothing."""
-    vae: Annotated[str, Show(basic=True, kind="file", suggestions=("stabilityai/sd-vae-ft-mse", "toy"))] = "stabilityai/sd-vae-ft-mse"
-    """The frozen VAE in whose latents the model works: a .safetensors file, a diffusers folder, a hub id, or `toy` for the small built-in
-    one."""
+    vae: Annotated[str, Show(basic=True, kind="file", suggestions=("stabilityai/sd-vae-ft-mse", "toy", "toy:photographs"))] = (
+        "stabilityai/sd-vae-ft-mse"
+    )
+    """The frozen VAE in whose latents the model works: a .safetensors file, a diffusers folder, a hub id, or a small built-in one, `toy`
+    for drawn shapes and `toy:photographs`."""
     base_channels: Annotated[int, Field(ge=8, le=1024, multiple_of=8)] = 128
     """Channels of the U-Net's first level."""
     channel_multipliers: Annotated[tuple[Annotated[Count, Field(le=64)], ...], Field(min_length=1, max_length=6)] = (1, 2, 2)
@@ -128,9 +130,9 @@ class LgtDatasetOptions(DatasetOptions):
     cache_text_encoder_outputs_to_disk: ClassVar[bool] = False  # type: ignore[misc]
     text_encoder_batch_size: ClassVar[int] = 16  # type: ignore[misc]
 
-    train_data_dir: Annotated[str | None, Show(basic=True, kind="folder", suggestions=("toy:styles",))] = None
-    """Folder with one sub-folder for each style, whose name is the style's; the images need not show the same things. `toy:styles` draws
-    a built-in data set."""
+    train_data_dir: Annotated[str | None, Show(basic=True, kind="folder", suggestions=("toy:styles", "toy:photographs"))] = None
+    """Folder with one sub-folder for each style, whose name is the style's; the images need not show the same things. `toy:styles` and
+    `toy:photographs` draw a built-in data set."""
     resolution: Annotated[Size, Show(basic=True, unit="px")] = (256, 256)
     min_bucket_reso: Annotated[Side, Show(unit="px")] = 64
     train_batch_size: Annotated[Batch, Show(basic=True)] = 16

@@ -11,7 +11,7 @@ import sd_scripts.toy
 from sd_scripts.runs.downloads import fetched
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import PIPELINE_FILES
-from sd_scripts.schema.model import is_hub_id, not_there
+from sd_scripts.schema.model import built_in, is_hub_id, not_there
 
 HUB_PATTERNS = (*PIPELINE_FILES, "*/config.json", "scheduler/*.json", "*tokenizer*/*", "processor/*processor_config.json")
 
@@ -43,11 +43,11 @@ def find(
 
     folders are the sub-folders whose weights are needed. Raises OptionError with a sentence for what is not there.
     """
-    if value == "toy":
-        path = toy_of(family)
+    if (name := built_in(value, family)) is not None:
+        path = toy_of(name)
         if not path.is_dir():
-            raise OptionError(f"{option}: the built-in toy model is not in this copy; `python -m sd_scripts.toy.build {family}` makes it")
-        return Source(path, "toy")
+            raise OptionError(f"{option}: the built-in toy model is not in this copy; `python -m sd_scripts.toy.build {name}` makes it")
+        return Source(path, value)
     path = Path(value).expanduser()
     if path.exists():
         if revision is not None:

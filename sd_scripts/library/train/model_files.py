@@ -15,6 +15,7 @@ from sd_scripts.dataset.records import Progress
 from sd_scripts.library.loading.source import find
 from sd_scripts.schema import flat
 from sd_scripts.schema.files import pipeline_file, write_atomically
+from sd_scripts.schema.model import built_in
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.runs import RunOptions
 
@@ -67,7 +68,7 @@ def _named(options: RunOptions) -> Iterator[tuple[str, str]]:
     known = flat.fields(type(options))
     for name, value in flat.flatten(options).items():
         if known[name].section == "model" and known[name].show.kind == "file" and name not in options.model.unread:
-            yield from ((name, text) for text in (value if isinstance(value, tuple) else (value,)) if text and text != "toy")
+            yield from ((name, text) for text in (value if isinstance(value, tuple) else (value,)) if text and built_in(text, "") is None)
 
 
 def _weights(path: Path, variant: str | None) -> Iterator[tuple[str, Path]]:
