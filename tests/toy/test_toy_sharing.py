@@ -13,7 +13,7 @@ from sd_scripts.schema import flat
 from sd_scripts.toy import autoencoder, build, sharing
 from sd_scripts.toy.build import BuildPlan
 
-SHARING = {"vae": ["chroma", "flux", "flux2", "kontext", "sd", "sdxl", "zimage"], "qwen_vae": ["anima", "krea2", "qwen_edit"]}
+SHARING = {"vae": ["chroma", "flux", "flux2", "flux3", "kontext", "sd", "sdxl", "zimage"], "qwen_vae": ["anima", "krea2", "qwen_edit"]}
 
 
 @pytest.fixture()

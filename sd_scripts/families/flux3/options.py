@@ -26,8 +26,6 @@ class Flux3ModelOptions(ReferenceModelOptions, SquareVaeModelOptions, Qwen3VL4BM
     model_type: ClassVar[str] = "flux_3"
     own_controls: ClassVar[Controls] = Controls(0, MAX_CONTROLS, FACTS.label)
 
-    pretrained_model_name_or_path: Annotated[str, Show(basic=True, kind="file")]
-    """Base model: a .safetensors file, a diffusers folder or a hub id."""
     max_token_length: Annotated[int, Field(ge=80, le=8192)] = 8192
     """Tokens of a caption that are read, with those of the chat template; longer ones are cut. A text fills windows of 80 tokens, whose
     padding the transformer sees."""
