@@ -323,7 +323,7 @@ export function inference({ root }) {
   // First of all: what is drawn with. Runs on this machine, newest first; the built-in models; a file, folder or hub id.
   function sourceChoice() {
     const select = make("select", { id: "kl-inf-with", "aria-describedby": "kl-inf-with-error" });
-    const about = sharp(make("img", { class: "kl-inf-source", alt: t`Newest preview of this run`, hidden: true }));
+    const newest = sharp(make("img", { class: "kl-inf-source", alt: t`Newest preview of this run`, hidden: true }));
     const path = make("input", { type: "text", id: "kl-inf-path", "aria-label": t`File, folder or hub id to draw with`, placeholder: t`a path on the studio's computer, or a hub id`, autocomplete: "off", spellcheck: "false" });
     const family = make("select", { id: "kl-inf-family", "aria-label": t`Family of the model` });
     const use = make("button", { type: "button", class: "kl-button", id: "kl-inf-use", text: t`Use it`, onclick: () => go(path.value.trim(), family.value) });
@@ -335,7 +335,7 @@ export function inference({ root }) {
     const facts = make("p", { class: "kl-note", id: "kl-inf-about" });
     const box = make("div", { class: "kl-field kl-wide" }, make("p", { class: "kl-note kl-inf-first", text: t`Draws images from a prompt, with what you have trained, a LoRA file or any model.` }),
       make("div", { class: "kl-head" }, make("label", { for: select.id, text: t`Draw with` }), make("code", { text: "draw_with" })),
-      make("div", { class: "kl-inf-with" }, about, make("div", {}, select, typed, dropping.root, facts, licence.root)), none, error);
+      make("div", { class: "kl-inf-with" }, newest, make("div", {}, select, typed, dropping.root, facts, licence.root)), none, error);
     const clear = () => {
       error.hidden = true;
       select.removeAttribute("aria-invalid");
@@ -392,8 +392,8 @@ export function inference({ root }) {
       typed.hidden = !isTyped();
       if (isTyped()) path.value = choice.with;
       const saved = known.saved.find((each) => each.name === choice.with);
-      about.hidden = !saved || !saved.image;
-      if (!about.hidden) about.src = withToken(`/kl/run/${encodeURIComponent(saved.run)}/sample/${encodeURIComponent(saved.image)}`);
+      newest.hidden = !saved || !saved.image;
+      if (!newest.hidden) newest.src = withToken(`/kl/run/${encodeURIComponent(saved.run)}/sample/${encodeURIComponent(saved.image)}`);
       const base = known.model.find(({ name }) => name === BASE);
       facts.textContent = [saved ? runs.get(saved.run) : "", choice.label, base && base.default ? t`base ${base.default.split(/[\\/]/).pop()}` : ""].filter(Boolean).join(" · ");
       none.hidden = known.saved.length > 0 || choice.with === "toy";

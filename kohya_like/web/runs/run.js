@@ -310,6 +310,7 @@ export class RunView {
     const focus = buttons.find((each) => each === document.activeElement);
     this.stop.hidden = !active || answer.stopping;
     this.kill.hidden = !answer.stopping;
+    this.tryButton.classList.toggle("kr-primary", answer.state === "finished");
     this.resume.hidden = active || answer.state === "finished" || answer.state === "damaged" || Boolean(answer.cause && answer.cause.refused);
     this.copy.hidden = !this.command.sh;
     // The button that was pressed goes; the keyboard stays where it was.
