@@ -204,6 +204,8 @@ def test_a_family_without_the_chosen_way_brings_its_own_and_knows_control_images
     page.locator("#kl-family-qwen_edit").check()
     expect(page.locator("#kl-mode-lora")).to_be_checked()
     expect(page.locator("#kl-mode-dreambooth")).to_be_disabled()
+    absent = "From nothing is for Small DDPM, Style transfer. Not for Qwen-Image-Edit: DreamBooth, Fine-tuning."
+    expect(page.locator("#kl-mode-about")).to_contain_text(absent)
     assert in_module(page, "train/settings.js", "it.run") == "qwen_edit/network"
     page.locator("#kl-prompt-0").fill("make it red --ci a.png --ci b.png")
     page.locator("#kl-prompt-0").press("Enter")

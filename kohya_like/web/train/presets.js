@@ -10,19 +10,24 @@ import { choose, fill } from "./form.js";
 import { openSettings } from "./opening.js";
 import { drafts, familyOf, hasDraft, keyOf, onChange, run, mode } from "./settings.js";
 
+const FEW = 3; // families that a sentence names
+
 export function kinds({ root }) {
   const family = () => familyOf(run);
   const families = makeChoice(t`Model family`, "kl-family", Object.entries(schema.families), (name) => choose(name, mode.name));
   const modes = makeChoice(t`What is trained`, "kl-mode", schema.modes.map(({ name, label }) => [name, label]), (name) => choose(family(), name));
   const about = make("p", { class: "kl-note", id: "kl-mode-about", role: "status" });
-  const having = (each) => Object.entries(schema.families).filter(([name]) => schema.runs[keyOf(name, each)]).map(([, label]) => label).join(", ");
+  const having = (each) => Object.entries(schema.families).filter(([name]) => schema.runs[keyOf(name, each)]).map(([, label]) => label);
   const show = () => {
     families.radios.get(family()).checked = true;
     modes.radios.get(mode.name).checked = true;
     const absent = schema.modes.filter((each) => !schema.runs[keyOf(family(), each)]);
     for (const each of schema.modes) modes.radios.get(each.name).disabled = absent.includes(each);
-    const words = [mode.about, ...absent.map((each) => t`${each.label} is for ${having(each)}.`)].join(" ");
-    if (about.textContent !== words) about.textContent = words;
+    // Where it is for nearly all, a list of families says nothing.
+    const common = absent.filter((each) => having(each).length > FEW).map(({ label }) => label);
+    const words = [mode.about, ...absent.filter(({ label }) => !common.includes(label)).map((each) => t`${each.label} is for ${having(each).join(", ")}.`)];
+    if (common.length) words.push(t`Not for ${schema.families[family()]}: ${common.join(", ")}.`);
+    if (about.textContent !== words.join(" ")) about.textContent = words.join(" ");
   };
   onChange(show);
   root.append(make("div", { class: "kl-kinds" }, families.root, modes.root), about);
