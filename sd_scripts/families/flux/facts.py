@@ -40,7 +40,13 @@ FACTS = transformer_facts(
         architectures=("flux",), text_widths=(), layers=r"double_blocks|single_blocks|single_transformer_blocks|lora_te3_"
     ),
     companions=("ae", "clip_l", "t5xxl"),
-    network={"text_lengths_vary": lambda model: model.apply_t5_attn_mask, "quantized_encoder": "te3"},
+    head_sizes=lambda model: (128,),
+    text_lengths_vary=lambda model: model.apply_t5_attn_mask,
+    always_masked=False,
+    mostly_weights=True,
+    guided_together=False,
+    quantized_encoder="te3",
+    vae_in_16_bits=True,
     lora_module="networks.lora_flux",
     signs=(
         # Names are the same in bf16 and in fp8 files, which only add scales. Other models have these blocks, and one network for their

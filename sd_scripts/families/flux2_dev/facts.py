@@ -20,10 +20,17 @@ FACTS = transformer_facts(
     place=32,
     edits=True,
     demo=None,
+    kohya=None,
     # Layers have Klein's names, so that they tell nothing.
     adapters=AdapterMarks(architectures=("flux_2_dev", "flux-2-dev", "flux2-dev", "flux.2-dev"), text_widths=(), layers=r"(?!)"),
     companions=("vae", "text_encoder"),
-    network={"text_lengths_vary": lambda model: False},
+    head_sizes=lambda model: (128,),
+    text_lengths_vary=lambda model: False,
+    always_masked=False,
+    mostly_weights=True,
+    guided_together=False,
+    quantized_encoder="te1",
+    vae_in_16_bits=True,
     lora_module="networks.lora_flux_2",
     signs=(Sign(DEV, lambda names: is_flux2(names, guided=True)), Sign(TEXT_ENCODER, _is_mistral)),
     bases=(

@@ -14,10 +14,18 @@ FACTS = transformer_facts(
     place=35,
     edits=True,
     demo=None,
+    kohya=None,
     adapters=AdapterMarks(
         architectures=("flux_3", "flux-3", "flux3", "flux.3"), text_widths=(), layers=r"content_mode_blocks|txt_mode_blocks|mode_blocks\."
     ),
     companions=("vae", "text_encoder"),
+    head_sizes=lambda model: (128,),
+    text_lengths_vary=lambda model: True,
+    always_masked=False,
+    mostly_weights=True,
+    guided_together=False,
+    quantized_encoder="te1",
+    vae_in_16_bits=True,
     lora_module="networks.lora_flux_3",
     signs=(Sign(TRANSFORMER, lambda names: names.has("early_stream_modulations.image.")), SQUARE_VAE_SIGN, QWEN3VL_SIGN),
     bases=(

@@ -10,10 +10,17 @@ FACTS = transformer_facts(
     place=25,
     edits=True,
     demo=None,
+    kohya=None,
     # Layers have FLUX.1's names, so that they tell nothing.
     adapters=AdapterMarks(architectures=("flux_kontext", "flux-kontext", "flux-1-kontext"), text_widths=(), layers=r"(?!)"),
     companions=("ae", "clip_l", "t5xxl"),
-    network={"text_lengths_vary": lambda model: False, "quantized_encoder": "te3"},
+    head_sizes=lambda model: (128,),
+    text_lengths_vary=lambda model: False,
+    always_masked=False,
+    mostly_weights=True,
+    guided_together=False,
+    quantized_encoder="te3",
+    vae_in_16_bits=True,
     lora_module="networks.lora_flux",
     signs=(),
     bases=(

@@ -13,10 +13,18 @@ FACTS = transformer_facts(
     place=50,
     edits=True,
     demo=None,
+    kohya=None,
     adapters=AdapterMarks(
         architectures=("qwen_image", "qwen-image"), text_widths=(), layers=r"transformer_blocks[._]\d+[._](img|txt)_(mlp|mod)"
     ),
     companions=("vae", "text_encoder"),
+    head_sizes=lambda model: (128,),
+    text_lengths_vary=lambda model: True,
+    always_masked=False,
+    mostly_weights=True,
+    guided_together=False,
+    quantized_encoder="te1",
+    vae_in_16_bits=True,
     lora_module="networks.lora_qwen_image",
     signs=(
         Sign(TRANSFORMER, lambda names: names.has("transformer_blocks.0.img_mod.1.")),
