@@ -495,7 +495,7 @@ def place(studios: Callable[..., Any], tmp_path: Path) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
-        studio = studios(output_dir=root, warm=True)
+        studio = studios(output_dir=root)
         supervisor, _ = full_studio.under_way(root)
         yield studio
         studio.end()
