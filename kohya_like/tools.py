@@ -12,6 +12,7 @@ import json
 import re
 import shutil
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Collection, Mapping
@@ -116,6 +117,8 @@ class ToolBench:
     def __init__(self, output_dir: Path, roots: tuple[Path, ...]) -> None:
         self._output_dir = output_dir
         self._roots = roots
+        # The supervisor's queue starts in a thread of its own what a page may be stopping.
+        self._lock = threading.Lock()
 
     def options(self, tool: type[ToolOptions], texts: Mapping[str, Any], settled: Mapping[str, str] | None = None) -> ToolOptions:
         """The options that the form describes, with canonical paths. Raises OptionError with every problem.
@@ -270,15 +273,16 @@ class ToolBench:
     def start_on(self, name: str, device: str) -> None:
         """Starts one that waits."""
         path = self._output_dir / FOLDER / name
-        order = _read(path)
-        if order is None or not order.queued or order.cancelled:
-            return
-        order = replace(order, queued=False, device=device)
-        try:
-            _launch(path, order, {} if device == "cpu" else visible_gpus([device]))
-        except OSError as err:
-            (path / "console.log").write_text(f"{order.argv[0]} cannot be started: {err.strerror or err}\n", encoding="utf-8")
-            _write(path, replace(order, pid=-1))
+        with self._lock:
+            order = _read(path)
+            if order is None or not order.queued or order.cancelled:
+                return
+            order = replace(order, queued=False, device=device)
+            try:
+                _launch(path, order, {} if device == "cpu" else visible_gpus([device]))
+            except OSError as err:
+                (path / "console.log").write_text(f"{order.argv[0]} cannot be started: {err.strerror or err}\n", encoding="utf-8")
+                _write(path, replace(order, pid=-1))
 
     def _with_devices(self) -> list[Started]:
         names = tuple(f"-{tool.name}" for tool in TOOLS.values() if tool.tab == "data")
@@ -309,10 +313,12 @@ class ToolBench:
 
     def cancel(self, started: Started) -> None:
         """Ends a tool's processes. What it was writing aside is left out; a file it had finished stays."""
-        if started.state in ENDED:
-            return
-        _write(started.path, replace(started.order, cancelled=True, queued=False))
-        order = started.order
+        with self._lock:
+            # It may have been started since somebody looked.
+            order = _read(started.path)
+            if order is None or _state(started.path, order) in ENDED:
+                return
+            _write(started.path, replace(order, cancelled=True, queued=False))
         members = {process.pid: process for process in processes.of_runs().get(order.run_id, [])}
         process = processes.living(order.pid) if order.pid > 0 else None
         if process is not None and abs(processes.created(process) - order.create_time) < 0.05:

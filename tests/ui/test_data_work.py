@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
@@ -202,6 +203,30 @@ def test_a_model_waits_for_a_device_as_a_run_does_and_runs_wait_for_it(
     finally:
         for job in first.seen():
             first.stop(job, grace_seconds=0)
+
+
+def test_one_that_was_started_since_somebody_looked_is_stopped(context: Context, folder: Path, tmp_path: Path) -> None:
+    """A stop that knew it as waiting wrote that it had no process, so that nobody found the one it had by then."""
+    desk = desk_of(context, folder)
+    first = JobSupervisor(context.output_dir, command("endless"))
+    try:
+        training = first.start(SCRIPT, options(context.output_dir, output_name="first"))
+        name = jobs.start(
+            desk, order(caption_model=str(small_captioners.tagger(tmp_path / "tagger", np.ones((3, 1), np.float32), [("a", "0")])))
+        )
+        waiting = desk.bench.find(name["run"]["name"])
+        assert waiting.state == "queued"
+        desk.bench.start_on(waiting.name, "cpu")
+        pid = desk.bench.find(waiting.name).order.pid
+        desk.bench.cancel(waiting)
+        stopped = desk.bench.find(waiting.name)
+        assert (stopped.state, stopped.order.pid) == ("cancelled", pid) and pid > 0
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        desk.bench.start_on(waiting.name, "cpu")
+        assert desk.bench.find(waiting.name).state == "cancelled", "what was stopped is not started"
+    finally:
+        first.stop(training, grace_seconds=0)
+        first.close()
 
 
 def test_faces_that_are_cut_are_findings_of_the_images_as_they_are_cut_now(
