@@ -119,7 +119,7 @@ def _check_models(options: RunOptions) -> None:
         given = getattr(getattr(options, field.section), name)
         for value in given if isinstance(given, tuple) else [given]:
             if value is None or built_in(value, options.family) is not None:
-                problems += problems_of_toy(options.family, name, value) if value else []
+                problems += problems_of_toy(options.family, name, value, field.show.suggestions) if value else []
             elif Path(value).expanduser().exists():
                 problems += problems_of_file(options.family, name, value, name in ADAPTERS, _kind_in(options, name))
             elif name in PLAIN_FILES:

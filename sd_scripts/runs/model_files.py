@@ -5,6 +5,7 @@ The loaders of the families say more, with torch; what is refused here they woul
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from sd_scripts.families import FACTS, OWN_SIGNS
@@ -18,9 +19,10 @@ from .told import adapter_kind, adapter_of_another, header_of
 BASE = "pretrained_model_name_or_path"
 
 
-def problems_of_toy(family: str, option: str, value: str) -> list[Problem]:
-    """What is wrong with asking for a built-in model, `toy` or `toy:<name>`: not every family has one."""
-    if (name := value.partition(":")[2]) and not has_toy(name):
+def problems_of_toy(family: str, option: str, value: str, known: Collection[str]) -> list[Problem]:
+    """What is wrong with asking for a built-in model: not every family has one. known: values of the option that the form proposes, among
+    them every `toy:<name>` that fits."""
+    if value != "toy" and value not in known:
         return [Problem(option, f"{option}: there is no built-in model {value}; give toy, a file, a folder or a hub id")]
     if option != BASE or not FACTS[family].bases or has_toy(family):
         return []

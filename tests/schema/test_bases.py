@@ -73,3 +73,23 @@ def test_a_run_that_keeps_the_few_steps_is_told_the_licence_alone() -> None:
     assert len(notes(f"{KLEIN}4B")) == 2 and "base_prior_weight" in notes(f"{KLEIN}4B")[1]
     assert len(notes(f"{KLEIN}4B", base_prior_weight=1.0)) == len(notes(f"{KLEIN}4B", training_adapter="undo.safetensors")) == 1
     assert len(notes(f"{KLEIN}base-4B")) == 1 and notes("toy") == []
+
+
+@pytest.mark.parametrize(
+    ("run", "option", "value"),
+    [
+        (("sdxl", "network"), BASE, "toy:sd"),
+        (("sdxl", "network"), BASE, "toy:photographs"),
+        (("ddpm", "scratch"), "vae", "toy:photographs"),
+        (("lgt", "scratch"), "vae", "toy:nothing"),
+    ],
+)
+def test_a_built_in_model_that_an_option_does_not_propose_is_refused_before_anything_is_loaded(
+    run: tuple[str, str], option: str, value: str
+) -> None:
+    with pytest.raises(OptionError, match=f"{option}: there is no built-in model {value}; give toy"):
+        check_settings(flat.build(RUNS[run], {option: value, "train_data_dir": "toy:shapes"}))
+
+
+def test_the_vae_of_photographs_is_proposed_and_taken() -> None:
+    check_settings(flat.build(RUNS["lgt", "scratch"], {"vae": "toy:photographs", "train_data_dir": "toy:photographs"}))

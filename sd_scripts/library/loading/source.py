@@ -46,7 +46,7 @@ def find(
     if (name := built_in(value, family)) is not None:
         path = toy_of(name)
         if not path.is_dir():
-            raise OptionError(f"{option}: the built-in toy model is not in this copy; `python -m sd_scripts.toy.build {name}` makes it")
+            raise OptionError(f"{option}: the built-in model {value} is not in this copy; get sd_scripts/toy/bases/{name} from git")
         return Source(path, value)
     path = Path(value).expanduser()
     if path.exists():
