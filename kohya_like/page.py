@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from . import form
+from .catalogues import catalogues, compiled
 
 WEB = Path(__file__).resolve().parent / "web"
 PLACE = "/kl/web/"
@@ -35,12 +36,6 @@ def modules() -> dict[str, bytes]:
 
 
 @cache
-def catalogues() -> dict[str, Path]:
-    """The files of the page's languages by their paths; what is in them is read when somebody asks for it. See docs/languages.md."""
-    return {path.relative_to(WEB).as_posix(): path for path in sorted(WEB.glob("languages/*.json"))}
-
-
-@cache
 def folder() -> str:
     """The address under which the modules lie."""
     digest = hashlib.sha256()
@@ -52,7 +47,7 @@ def folder() -> str:
 
 
 def _content(name: str) -> bytes:
-    return modules()[name] if name in modules() else catalogues()[name].read_bytes()
+    return modules()[name] if name in modules() else compiled(catalogues()[name])
 
 
 @cache

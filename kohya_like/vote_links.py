@@ -24,6 +24,7 @@ from sd_scripts.schema.outside import json_of
 
 from . import page, votes
 from .answers import JsonAnswer
+from .catalogues import catalogues, compiled
 from .comparisons import Comparisons
 from .guard import VOTES
 
@@ -240,11 +241,11 @@ def routes(links: VoteLinks) -> list[Route]:
     def module(request: Request) -> Response:
         """What draws the page; strangers without a link get no module of the studio."""
         name = str(request.path_params["name"])
-        if not links.leads(str(request.path_params["token"])) or name not in MODULES | page.catalogues().keys():
+        if not links.leads(str(request.path_params["token"])) or name not in MODULES | catalogues().keys():
             return Response(status_code=404)
         if name in MODULES:
             return Response(page.modules()[name], media_type="text/javascript", headers=_FRESH)
-        return Response(page.catalogues()[name].read_bytes(), media_type="application/json", headers=_FRESH)
+        return Response(compiled(catalogues()[name]), media_type="application/json", headers=_FRESH)
 
     return [
         Route(f"{VOTES}{{token}}", shown),

@@ -1,8 +1,7 @@
 """The languages of the page: what is to be translated, and the catalogues. `python -m tests.languages` brings them up to date.
 
 The English text in the code is the key. It is read from the page's modules (t`...` and plural(...)), from the schema, and from the
-sentences in Python that the page shows. Translations are written in kohya_like/languages/*.po; the page gets them as JSON. See
-docs/languages.md.
+sentences in Python that the page shows. Translations are written in kohya_like/languages/*.po. See docs/languages.md.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from babel.messages.extract import extract
 from babel.messages.pofile import read_po, write_po
 
 from kohya_like import form, presets, theme
+from kohya_like.catalogues import SOURCES
 from kohya_like.tabs.train import cluster_fields
 from kohya_like.training_modes import TRAINING_MODES
 from sd_scripts.families import FACTS, TOOLS
@@ -30,8 +30,6 @@ from sd_scripts.schema.generate import FAMILIES, generate_options
 
 ROOT = Path(__file__).resolve().parent.parent
 WEB = ROOT / "kohya_like" / "web"
-SOURCES = ROOT / "kohya_like" / "languages"
-"""One .po for each language."""
 SPOKEN = [
     *(
         "kohya_like/*.py",
@@ -270,19 +268,6 @@ def renewed(language: str) -> Catalog:
     return after
 
 
-def compiled(catalog: Catalog) -> str:
-    """What the page fetches of a language: a JSON text, a translation a line. Of what Python says the page knows whole sentences only."""
-    texts: dict[str, dict[str, Any]] = {"page": {}, "said": {}}
-    for message in catalog:
-        if message.id and is_translated(message):
-            key = message.id if isinstance(message.id, str) else message.id[0]
-            own = list(message.string) if isinstance(message.string, list | tuple) else message.string
-            places = {"page" if place.endswith(".js") else "said" for place, _line in message.locations}
-            for place in places:
-                texts[place][key] = own
-    return json.dumps(texts, ensure_ascii=False, indent=0, separators=(",", ":"), sort_keys=True) + "\n"
-
-
 def written(catalog: Catalog) -> bytes:
     stream = io.BytesIO()
     write_po(stream, catalog, width=0, include_lineno=False, omit_header=False)
@@ -291,15 +276,10 @@ def written(catalog: Catalog) -> bytes:
     return b"".join(line for line in lines if not re.match(rb'"(POT|PO|Generated|Project|Report|Last|Language-Team)[\w-]*: ', line))
 
 
-def compiled_path(language: str) -> Path:
-    return WEB / "languages" / f"{language}.json"
-
-
 def main() -> None:
     for language in languages():
         catalog = renewed(language)
         (SOURCES / f"{language}.po").write_bytes(written(catalog))
-        compiled_path(language).write_text(compiled(catalogue(language)), encoding="utf-8")
         missing = [message.id for message in catalog if message.id and not is_translated(message)]
         print(f"{language}: {len(catalog) - len(missing)} of {len(catalog)} texts")
         if "--missing" in sys.argv:

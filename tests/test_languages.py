@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import re
 
 import pytest
+from babel.messages.catalog import Catalog
 
+from kohya_like.catalogues import SOURCES, compiled
 from sd_scripts.library.tools.beside_images import Outcome
 from tests import languages
 from tests.languages import (
     ENOUGH,
     WEB,
     catalogue,
-    compiled,
-    compiled_path,
     is_translated,
     of_licences,
     of_presets,
     page_texts,
     sentences,
     template,
+    written,
 )
 
 OFFERED = re.findall(r"(\w+): \"", re.search(r"LANGUAGES = \{(.*?)\};", (WEB / "common" / "language.js").read_text(encoding="utf-8"))[1])
@@ -91,7 +93,23 @@ def test_a_translation_has_the_places_and_the_names_of_its_text(language):
 
 @every
 def test_what_the_page_fetches_is_the_catalogue(language):
-    assert compiled_path(language).read_text(encoding="utf-8") == compiled(catalogue(language)), "run python -m tests.languages"
+    wanted = {"page": {}, "said": {}}
+    for message in catalogue(language):
+        if message.id and is_translated(message):
+            key, own = (message.id, message.string) if isinstance(message.id, str) else (message.id[0], list(message.string))
+            for place, _line in message.locations:
+                wanted["page" if place.endswith(".js") else "said"][key] = own
+    assert len(wanted["page"]) > 500 and any(isinstance(own, list) for own in wanted["page"].values())
+    assert json.loads(compiled(SOURCES / f"{language}.po")) == wanted
+
+
+def test_a_text_of_several_lines_is_read_with_what_is_quoted_in_it(tmp_path):
+    catalog = Catalog(locale="de")
+    text = 'a "name",\n\na \\ and a\ttab:\n{1}'
+    catalog.add(text, f"ü {text}", [("kohya_like/a.py", 1)])
+    catalog.add(("{1} one", "{1} many"), ("eins", ""), [("kohya_like/web/a.js", 1)])
+    (tmp_path / "de.po").write_bytes(written(catalog))
+    assert json.loads(compiled(tmp_path / "de.po")) == {"page": {}, "said": {text: f"ü {text}"}}
 
 
 def test_texts_of_modules_are_found_wherever_they_stand():

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 
+from kohya_like.catalogues import SOURCES, compiled
 from kohya_like.supervisor import JobSupervisor
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.toy.datasets import write_dataset
@@ -51,7 +52,7 @@ class Newcomer:
     def __init__(self, page: Page, language: str = "") -> None:
         self.page, self.clicks, self.texts = page, 0, {}
         if language:
-            kinds = json.loads((ROOT / "kohya_like" / "web" / "languages" / f"{language}.json").read_text(encoding="utf-8"))
+            kinds = json.loads(compiled(SOURCES / f"{language}.po"))
             self.texts = kinds["said"] | kinds["page"]
             page.locator(".kl-language").select_option(language)
             expect(page.get_by_text(self.texts["Guide me"], exact=True).first).to_be_visible()

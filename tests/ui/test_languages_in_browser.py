@@ -12,12 +12,13 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
+from kohya_like.catalogues import SOURCES, compiled
 from sd_scripts.library.tools import converting, headers, merging, resizing
 from sd_scripts.runs.downloads import Ahead
 from sd_scripts.schema.tools import ConvertSection, MergeSection, MetadataSection, ResizeSection
 from tests.library.tools.test_merging_files import qkv
 from tests.ui import full_studio
-from tests.ui.conftest import ROOT, in_module
+from tests.ui.conftest import in_module
 from tests.ui.on_screen import Eyes
 
 pytestmark = pytest.mark.browser
@@ -123,7 +124,7 @@ def test_what_has_a_translation_stays_english_in_no_tab(studios: Callable[..., A
     for side in (16, 64):
         Image.new("RGB", (side, side), "teal").save(tmp_path / "mine" / f"{side}.png")
     page = visit(studios(output_dir=output).url).page
-    catalogue = json.loads((ROOT / "kohya_like/web/languages/de.json").read_text(encoding="utf-8"))
+    catalogue = json.loads(compiled(SOURCES / "de.po"))
     texts = {english: german for part in ("page", "said") for english, german in catalogue[part].items() if isinstance(german, str)}
     stayed: dict[str, list[str]] = {}
 
