@@ -106,6 +106,11 @@ class OutputOptions(Section):
         """Ending of the saved files; a folder has none."""
         return ".safetensors"
 
+    @property
+    def has_all_parts(self) -> bool:
+        """Whether what is saved holds networks that are not trained, too."""
+        return not self.ending
+
 
 class AdapterOutputOptions(OutputOptions):
     """Run folder, saved adapter files, states, trackers, metadata."""

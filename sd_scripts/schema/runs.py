@@ -137,6 +137,11 @@ class RunOptions(Options):
                     "distributed_strategy fsdp2 cannot shard a quantised network; set transformer_quantization to none, or "
                     "distributed_strategy to ddp"
                 )
+        if self.output.has_all_parts and getattr(self.model, "text_encoder_quantization", "none") != "none":
+            problems.append(
+                "save_model_as diffusers writes the text encoder too, of which text_encoder_quantization keeps few bits; set "
+                "text_encoder_quantization to none, or save_model_as to safetensors"
+            )
         return problems + self._full_finetune_problems()
 
     def _full_finetune_problems(self) -> list[str]:

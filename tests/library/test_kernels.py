@@ -14,10 +14,11 @@ from sd_scripts import families
 from sd_scripts.families import RUNS
 from sd_scripts.library.core.errors import TrainingError
 from sd_scripts.library.memory import kernels
+from sd_scripts.library.train.checkpoint import read_state
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.memory import MemoryOptions
 from tests.library.batches import a_call
-from tests.library.small_trainers import make, options_of, samples_of
+from tests.library.small_trainers import make, options_of, samples_of, trained
 
 CPU = torch.device("cpu")
 FLASH, MATH = "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_attention_math"
@@ -78,6 +79,16 @@ def test_the_layout_reaches_convolutions_of_adapters_and_what_they_make(tmp_path
     trainer.steps.step(0)
     handle.remove()
     assert seen[0].is_contiguous(memory_format=torch.channels_last) and not seen[0].is_contiguous()
+
+
+@pytest.mark.parametrize("kind", [("sd", "full"), ("sdxl", "network")], ids="/".join)
+def test_weights_with_channels_side_by_side_go_on_from_a_state_to_the_same_bits(kind: tuple[str, str], tmp_path: Path) -> None:
+    given = {"channels_last": True, "optimizer_type": "AdamW", "learning_rate": 1e-3, **({"conv_dim": 2} if kind[1] == "network" else {})}
+    whole, part = (make(kind, tmp_path / name, **given) for name in ("whole", "part"))
+    trained(whole)
+    part.load_state_dict(read_state(whole.checkpointer.save_state(whole.step, whole.state_dict()))[0])
+    (losses, weights), (other_losses, others) = trained(whole), trained(part)
+    assert losses == other_losses and torch.equal(weights, others)
 
 
 @pytest.mark.parametrize("kind", RUNS, ids="/".join)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts import families
-from sd_scripts.families import RUNS
+from sd_scripts.families import FACTS, RUNS
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.files import export
 from sd_scripts.library.adapters.inject import plain_weight
@@ -29,6 +29,7 @@ from sd_scripts.library.memory import quantize
 from sd_scripts.library.memory.packed import PackedLinear
 from sd_scripts.schema.errors import OptionError
 from tests.library.batches import a_call
+from tests.library.small_trainers import options_of
 
 FAMILIES = tuple(name for name, method in RUNS if method == "network")
 QUANTIZATIONS = ("qint8", "qfloat8", "fp8", "nf4")
@@ -134,7 +135,29 @@ def test_the_linear_layers_of_all_blocks_are_held_in_few_bits_and_no_others(name
     assert untouched and all(torch.equal(tensor, plain.backbone.state_dict()[key]) for key, tensor in untouched.items())
     assert (parts.device, dtype_of(parts.backbone)) == (plain.device, dtype_of(plain.backbone))
     with pytest.raises(AssertionError, match="lost its weights"):
-        check_whole(parts)
+        check_whole(*parts.modules().values())
+
+
+WHOLE = [name for name, method in RUNS if method == "full" and FACTS[name].network.quantized_encoder is not None]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_trained_transformer_is_saved_beside_a_text_encoder_in_few_bits(name: str, tmp_path: Path) -> None:
+    family, parts = families.family(name), tiny(name)
+    family.save(parts, tmp_path / "plain.safetensors", "safetensors", None, {})
+    quantize.quantize_network(parts.modules()[FACTS[name].network.quantized_encoder], "qint8")
+    family.save(parts, tmp_path / "beside.safetensors", "safetensors", None, {})
+    assert (tmp_path / "beside.safetensors").read_bytes() == (tmp_path / "plain.safetensors").read_bytes()
+    with pytest.raises(AssertionError, match="lost its weights"):
+        family.save(parts, tmp_path / "folder", "diffusers", None, {})
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_folder_with_a_text_encoder_in_few_bits_is_refused_before_it_is_trained(name: str) -> None:
+    kind, given = (name, "full"), {"text_encoder_quantization": random.choice(("qint8", "qfloat8"))}
+    options_of(kind, **given)
+    with pytest.raises(OptionError, match="set text_encoder_quantization to none, or save_model_as to safetensors"):
+        options_of(kind, **given, save_model_as="diffusers")
 
 
 @cache

@@ -277,7 +277,7 @@ class Loader:
     def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
         """Writes the model in dtype or as it is: `diffusers` is a folder with everything, `safetensors` the transformer as it is
         published."""
-        check_whole(parts)
+        check_whole(*(parts.modules().values() if save_model_as == "diffusers" else [parts.backbone]))
 
         def copied(folder: Path) -> None:
             for name in self.also:

@@ -197,7 +197,7 @@ def save(
 
     The file carries the marks v_pred and ztsnr of such a model, tensors without content that other programs look for, too.
     """
-    check_whole(parts)
+    check_whole(*parts.modules().values())
     if save_model_as == "diffusers":
         write_folder(spec, parts, path, dtype, metadata, index)
         return

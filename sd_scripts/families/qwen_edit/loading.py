@@ -127,7 +127,7 @@ def published_scheduler() -> Config:
 
 def save(parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
     """Writes the model in dtype or as it is: `diffusers` is a folder with everything, `safetensors` the transformer alone."""
-    check_whole(parts)
+    check_whole(*parts.modules().values())
     if save_model_as == "safetensors":
         transformer.save_transformer(SPEC, parts, path, dtype, metadata)
         return

@@ -42,6 +42,6 @@ def read_quantized(
     return parts
 
 
-def check_whole(parts: Parts) -> None:
-    """A model that is written has all its weights; one in few bits has lost them."""
-    assert not any(quantize.is_quantized(module) for module in parts.modules().values()), "a quantised model has lost its weights"
+def check_whole(*networks: nn.Module) -> None:
+    """Networks that are written have all their weights; one in few bits has lost them."""
+    assert not any(quantize.is_quantized(network) for network in networks), "a quantised model has lost its weights"

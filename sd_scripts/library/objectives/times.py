@@ -81,4 +81,5 @@ def mode(scale: float) -> Density:
 
 
 def _shift(t: Tensor, s: float) -> Tensor:
-    return s * t / (1 + (s - 1) * t)
+    # 1 + (s - 1) t written so that rounding leaves 1 where it is; beyond it there is no probability.
+    return s * t / (s * t + (1 - t))

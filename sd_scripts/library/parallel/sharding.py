@@ -117,11 +117,18 @@ def sharded(whole: Tensor, like: Tensor) -> Tensor:
 
 
 def sharded_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """A whole optimizer's state with the tensors of each shared weight sharded as the weight is."""
+    """A whole optimizer's state with the tensors of each weight sharded as the weight is, or laid out in memory as it is.
+
+    torch's fused optimizers go through weights and their state number by number as they lie in memory, whatever their strides.
+    """
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
 
     def fitted(weight: Tensor, value: Any) -> Any:
-        return sharded(value, weight) if isinstance(value, Tensor) and value.shape == weight.shape else value
+        if not isinstance(value, Tensor) or value.shape != weight.shape:
+            return value
+        if isinstance(weight, DTensor) or value.stride() == weight.stride():
+            return sharded(value, weight)
+        return torch.empty_like(weight, dtype=value.dtype, device=value.device).copy_(value)
 
     own_state = {
         number: {name: fitted(weights[number], value) for name, value in values.items()} if number < len(weights) else values

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
+from itertools import product
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -212,11 +215,17 @@ def test_uniform_times_hit_every_step_of_a_schedule_equally_often() -> None:
     assert (counts == 10).all()
 
 
-def test_every_density_stays_finite_at_the_ends() -> None:
-    u = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
-    for options in DENSITIES:
-        for path in (DDPM, ZERO_SNR, FLOW):
-            assert times_of(options, path)(u, SIDES).isfinite().all()
+@pytest.mark.parametrize(("low", "high"), [(0, 1000), (2, 1000), (0, 998), (500, 1000), (999, 1000), (0, 1)])
+def test_every_density_stays_between_its_ends(low: int, high: int) -> None:
+    u = torch.tensor([0.0, random.random(), 1 - 2**-53], dtype=torch.float64)
+    named = get_args(FlowObjectiveOptions.model_fields["timestep_sampling"].annotation)
+    flows = [FlowObjectiveOptions(timestep_sampling=name) for name in named]
+    for options, path in [*product(DENSITIES, (DDPM, ZERO_SNR, FLOW)), *product(flows, (FLOW,))]:
+        for shift in (1.0, 3.0, math.exp(random.uniform(-3, 3))):
+            cut = options.model_copy(update={"min_timestep": low, "max_timestep": high, "discrete_flow_shift": shift})
+            t = times_of(cut, path)(u, SIDES)
+            least, most = (max(low / 1000, 1e-5), high / 1000) if path is FLOW else (0.0, 1.0)
+            assert ((t >= least - 1e-6) & (t <= most + 1e-6)).all(), f"{options.timestep_sampling} shifted by {shift}: {t}"
 
 
 @pytest.mark.parametrize(("kind", "path"), KINDS)
