@@ -116,7 +116,7 @@ SPEC = FamilySpec(
         "vae": QWEN_VAE_PART,
         "te1": replace(
             QWEN3_PART,
-            prefixes=("text_encoders.qwen3_06b.transformer.",),
+            prefixes=("text_encoders.qwen3_06b.transformer.", "cond_stage_model.qwen3_06b.transformer."),
             companion=Companion("text_encoder", "the text encoder Qwen3-0.6B", "qwen_3_06b_base.safetensors"),
         ),
         "te2": PartSpec(

@@ -135,8 +135,8 @@ def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 def shape_of(shapes: Mapping[str, tuple[int, ...]], name: str, names: Mapping[str, str]) -> tuple[int, ...]:
-    """Shape of a tensor by its published name, from a file in either layout. Raises KeyError."""
-    found = shapes.get(name) or shapes.get(names[name])
+    """Shape of a tensor by its published name, from a file in either layout or as ComfyUI saves it. Raises KeyError."""
+    found = shapes.get(name) or shapes.get(names[name]) or shapes.get(name.replace("_norm.scale", "_norm.weight"))
     if found is None:
         raise KeyError(name)
     return found

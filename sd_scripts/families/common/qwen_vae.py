@@ -63,7 +63,7 @@ QWEN_VAE_PART = PartSpec(
     "AutoencoderKLQwenImage",
     AutoencoderKLQwenImage.from_config,
     _layout,
-    ("vae.",),
+    ("vae.", "first_stage_model."),
     (VAE,),
     companion=Companion("vae", "the VAE", "qwen_image_vae.safetensors"),
 )

@@ -28,7 +28,7 @@ T5_PART = PartSpec(
     # Published configurations have dropout, which would draw from torch's global generator when the encoder is trained.
     make=lambda config: T5EncoderModel(T5Config.from_dict({**config, "dropout_rate": 0.0})),
     layout=lambda config: layouts.Stored,
-    prefixes=("text_encoders.t5xxl.transformer.",),
+    prefixes=("text_encoders.t5xxl.transformer.", "cond_stage_model.t5xxl.transformer."),
     kinds=(T5,),
     tokenizer=T5_WORDS,
     stem="model",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -358,7 +358,7 @@ def network(spec: FamilySpec, name: str, config: Config, tensors: Mapping[str, T
     tensors = {key.removeprefix(start): entry for key, entry in tensors.items() if key.startswith(start)}
     module = empty(lambda: make(spec, name, config, option, what))
     keys = list(module.state_dict())
-    original = places(part.layout, keys, config_of(module))
+    original = {key: _norm_spelling(stored, tensors) for key, stored in places(part.layout, keys, config_of(module)).items()}
     diffusers = {key: Stored(_spelling(key, tensors)) for key in keys}
     # The layout that more of the names belong to; a file mixes none.
     placed = max((diffusers, original), key=lambda layout: sum(stored.name in tensors for stored in layout.values()))
@@ -385,6 +385,12 @@ def _spelling(key: str, tensors: Mapping[str, TensorEntry]) -> str:
     candidates += [key.replace(f".{new}.", f".{old}.") for new, old in _OLD_ATTENTION.items() if f".attentions.0.{new}." in key]
     candidates += [name for name in _T5_EMBEDDING if key in _T5_EMBEDDING]
     return next((name for name in candidates if name in tensors), key)
+
+
+def _norm_spelling(stored: Stored, tensors: Mapping[str, TensorEntry]) -> Stored:
+    """The place of a tensor in a file: the scale of a norm is its weight in models that ComfyUI of 2026 has saved."""
+    other = f"{stored.name.removesuffix('.scale')}.weight"
+    return replace(stored, name=other) if stored.name.endswith(".scale") and stored.name not in tensors and other in tensors else stored
 
 
 def make(spec: FamilySpec, name: str, config: Config, option: str, what: str) -> nn.Module:
