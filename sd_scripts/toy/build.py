@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from . import edits, measure, worlds
 
 if TYPE_CHECKING:
-    from diffusers import AutoencoderKL, AutoencoderKLQwenImage, DiffusionPipeline, ZImagePipeline
+    from diffusers import AutoencoderKL, AutoencoderKLQwenImage, AutoencoderKLQwenImage21, DiffusionPipeline, ZImagePipeline
 
     from .pretraining import BaseSettings
 
-    Vae: TypeAlias = AutoencoderKL | AutoencoderKLQwenImage
+    Vae: TypeAlias = AutoencoderKL | AutoencoderKLQwenImage | AutoencoderKLQwenImage21
 
 Changes = dict[str, int]
 """Settings by name that differ from the family's own."""
@@ -131,6 +131,12 @@ def _build_kontext(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path)
     return _built(kontext.train_kontext, vae, kontext.KontextSettings(), seed, changes, saved)
 
 
+def _build_qwen_image21(vae: AutoencoderKLQwenImage21, seed: int, changes: Changes, saved: Path) -> Built:
+    from . import qwen_image21
+
+    return _built(qwen_image21.train_qwen_image21, vae, qwen_image21.QwenImage21Settings(), seed, changes, saved)
+
+
 def _built(
     train: Callable[[VaeT, SettingsT, int, Path], DiffusionPipeline],
     vae: VaeT,
@@ -156,8 +162,15 @@ FAMILIES: dict[str, Callable[[Any, int, Changes, Path], Built]] = {
 }
 """Family -> (vae, seed, changes, state of the training) -> trained pipeline. These draw images from captions."""
 
-EDITING: dict[str, Callable[[Any, int, Changes, Path], Built]] = {"kontext": _build_kontext, "qwen_edit": _build_qwen_edit}
+EDITING: dict[str, Callable[[Any, int, Changes, Path], Built]] = {
+    "kontext": _build_kontext,
+    "qwen_edit": _build_qwen_edit,
+    "qwen_image21": _build_qwen_image21,
+}
 """The same of those that edit images: these are scored by how they do."""
+
+DRAWING_TOO = "qwen_image21"
+"""The one of them that draws from captions as well, and is scored by both."""
 
 QWEN_VAE = ("anima", "krea2", "qwen_edit")
 """Families with Qwen-Image's kind of VAE; the others begin from the common one of SD's kind."""
@@ -243,20 +256,24 @@ def score_again(folder: Path, num_prompts: int) -> None:
 
 def existing_vae(family: str) -> Path | None:
     """The VAE that stored bases share, of the kind that this family begins from; None when there is none."""
-    folder = BASES / "common" / ("qwen_vae" if family in QWEN_VAE else "vae")
+    folder = BASES / family / "vae" if family == "qwen_image21" else BASES / "common" / ("qwen_vae" if family in QWEN_VAE else "vae")
     return folder if (folder / "config.json").exists() else None
 
 
 def _get_vae(plan: BuildPlan) -> tuple[Vae, dict[str, object]]:
-    from . import autoencoder, qwen_vae, sharing
+    from . import autoencoder, qwen21_vae, qwen_vae, sharing
 
     if plan.vae is not None:
         logger.info("using the VAE in %s", plan.vae)
         record = json.loads((plan.vae.parent / "BUILD.json").read_text(encoding="utf-8"))
         return sharing.load_vae(plan.vae), record[plan.vae.name]
     started = time.process_time()
-    own: Any = qwen_vae if plan.family in QWEN_VAE else autoencoder
-    settings = own.QwenVaeSettings() if plan.family in QWEN_VAE else own.VaeSettings()
+    own: Any = autoencoder
+    settings = autoencoder.VaeSettings()
+    if plan.family == "qwen_image21":
+        own, settings = qwen21_vae, qwen21_vae.Qwen21VaeSettings()
+    elif plan.family in QWEN_VAE:
+        own, settings = qwen_vae, qwen_vae.QwenVaeSettings()
     if plan.num_vae_steps is not None:
         decoder_steps = min(settings.num_decoder_steps, plan.num_vae_steps)
         settings = replace(settings, num_steps=plan.num_vae_steps, num_decoder_steps=decoder_steps)
@@ -374,13 +391,17 @@ def score_editing_base(folder: Path, family: str, num: int = 200, seed: int = 1)
 
 
 def _render_edits(folder: Path, family: str) -> measure.EditRender:
-    from . import kontext, qwen_edit, sharing
+    from . import kontext, qwen_edit, render, sharing
 
-    return qwen_edit.render_with(*qwen_edit.load(folder)) if family == "qwen_edit" else kontext.render_with(sharing.load_pipeline(folder))
+    if family == "qwen_edit":
+        return qwen_edit.render_with(*qwen_edit.load(folder))
+    loaded = sharing.load_pipeline(folder)
+    return render.edit_with(loaded) if family == DRAWING_TOO else kontext.render_with(loaded)
 
 
 def _scores(folder: Path, family: str, num: int) -> dict[str, object]:
-    return score_editing_base(folder, family, num) if family in EDITING else score_base(folder, family, num)
+    drawing = score_base(folder, family, num) if family not in EDITING or family == DRAWING_TOO else {}
+    return drawing | (score_editing_base(folder, family, num) if family in EDITING else {})
 
 
 def main(arguments: list[str] | None = None) -> None:

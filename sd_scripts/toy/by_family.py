@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.library.core.protocols import Parts, Preview
 from sd_scripts.library.loading.common import FamilySpec
 
-CLASSES = {"AnimaModularPipeline": "anima", "Flux3ModularPipeline": "flux3"}
+CLASSES = {"AnimaModularPipeline": "anima", "Flux3ModularPipeline": "flux3", "QwenImage21Pipeline": "qwen_image21"}
 """What model_index.json calls such models -> their family."""
 
 
@@ -28,10 +29,16 @@ class FamilyModel:
     parts: Parts
 
     @staticmethod
-    def made(name: str, networks: Mapping[str, nn.Module], tokenizers: dict[str, Any], settings: dict[str, Any]) -> FamilyModel:
+    def made(
+        name: str,
+        networks: Mapping[str, nn.Module],
+        tokenizers: dict[str, Any],
+        settings: Mapping[str, Any] = MappingProxyType({}),
+        schedule: Mapping[str, Any] = MappingProxyType({}),
+    ) -> FamilyModel:
         """A model of these networks with its family's schedule and settings, but for these."""
         tiny = family(name).tiny()
-        return FamilyModel(name, tiny_parts(networks, tokenizers, tiny.scheduler_config, tiny.settings | settings))
+        return FamilyModel(name, tiny_parts(networks, tokenizers, {**tiny.scheduler_config, **schedule}, {**tiny.settings, **settings}))
 
     @staticmethod
     def read(name: str, folder: Path) -> FamilyModel:
@@ -66,3 +73,15 @@ class FamilyModel:
         each = zip(prompts, seeds, strict=True)
         asked = [Preview(prompt, "", width, height, seed, num_steps, guidance_scale) for prompt, seed in each]
         return family(self.family).preview(self.parts, asked)
+
+    def edit(
+        self, instructions: list[str], sources: list[Image.Image], seeds: list[int], num_steps: int, guidance_scale: float
+    ) -> list[Image.Image]:
+        """What becomes of sources of one size, from the noise of each seed. They are seen in the size that they have."""
+        width, height = sources[0].size
+        parts = Parts(**{**vars(self.parts), "settings": {**self.parts.settings, "control_area": width * height}})
+        asked = [
+            Preview(text, "", width, height, seed, num_steps, guidance_scale, controls=(source,))
+            for text, source, seed in zip(instructions, sources, seeds, strict=True)
+        ]
+        return family(self.family).preview(parts, asked)

@@ -91,7 +91,7 @@ def _drawn(settings: EditSettings, width: int, height: int, rng: np.random.Gener
 class EditBatch:
     """targets, sources, noise (B, C, h, w); u (B,) uniform in [0, 1), stratified; seen (B, V, K); conditions (B, n); see Pairs.
 
-    meant: "a red circle", what each instruction speaks of.
+    meant: of each instruction what it means, in words.
     """
 
     size: tuple[int, int]
@@ -105,11 +105,18 @@ class EditBatch:
     meant: list[str] = field(default_factory=list)
 
 
+def spoken_of(edit: Edit) -> str:
+    """What an instruction speaks of: "a red circle"."""
+    thing = edits.change(edit)[0]
+    return f"a {thing.color} {thing.shape}"
+
+
 def batches(
     pools: tuple[Pairs, ...],
     settings: EditSettings,
     seed: int,
     conditions: Callable[[np.random.Generator], tuple[float, ...]] = lambda rng: (),
+    meaning: Callable[[Edit], str] = spoken_of,
 ) -> Iterator[EditBatch]:
     """The batches of a training: a pure function of seed and step, every sample drawing from generators of its own."""
     shares = np.array([len(pool.edits) for pool in pools], dtype=float)
@@ -120,8 +127,7 @@ def batches(
             rng = worlds.rng_for(seed, 3, number)
             indices.append(int(rng.integers(len(pool.edits))))
             texts.append(instruction(pool.edits[indices[-1]], settings, rng))
-            thing = edits.change(pool.edits[indices[-1]])[0]
-            meant.append(f"a {thing.color} {thing.shape}")
+            meant.append(meaning(pool.edits[indices[-1]]))
             numbers.append(conditions(rng))
             torch_rng = torch.Generator().manual_seed(int(rng.integers(2**63)))
             noise.append(torch.randn(pool.targets.shape[1:], generator=torch_rng))

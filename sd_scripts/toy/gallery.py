@@ -72,6 +72,7 @@ TOYS = (
     Toy("anima_train_network/toy-star-anima", ("star", "old", "held_out")),
     Toy("chroma_train_network/toy-star-chroma", ("star", "old", "held_out")),
     Toy("zimage_train_network/toy-star-zimage", ("star", "old", "held_out")),
+    Toy("qwen_image21_train_network/toy-star-qwen21", ("star", "old", "held_out")),
     Toy("qwen_image_train_network/toy-edit-border", ("border", "keep", *edits.OLD_KINDS)),
     Toy("kontext_train_network/toy-edit-border-kontext", ("border", "keep", *edits.OLD_KINDS)),
     Toy("ddpm_train/toy-shapes", ("old", "held_out")),

@@ -68,7 +68,15 @@ RowsOf = Callable[[list[str]], Tensor]
 """Captions -> rows (B, R, D) of which each is to know what its caption names."""
 
 
-def teach(encoder: nn.Module, rows_of: RowsOf, settings: ReadingSettings, seed: int, name: str, saved: Path | None = None) -> nn.ModuleList:
+def teach(
+    encoder: nn.Module,
+    rows_of: RowsOf,
+    settings: ReadingSettings,
+    seed: int,
+    name: str,
+    saved: Path | None = None,
+    texts: Callable[[ReadingSettings, int], Iterator[list[str]]] = captions,
+) -> nn.ModuleList:
     """Trains an encoder in place so that each of these rows says shape, colour and place; then it is frozen. saved: see pretraining.train.
 
     What reads the rows is returned; nobody needs it afterwards.
@@ -79,10 +87,10 @@ def teach(encoder: nn.Module, rows_of: RowsOf, settings: ReadingSettings, seed: 
         torch.manual_seed(seed)
         heads = nn.ModuleList([nn.Linear(width, 1 + len(names)) for names in NAMES])
 
-    def loss_of(texts: list[str]) -> Tensor:
-        return naming_loss(heads, rows_of(texts), texts)
+    def loss_of(shown: list[str]) -> Tensor:
+        return naming_loss(heads, rows_of(shown), shown)
 
-    pretraining.train(nn.ModuleList([encoder, heads]), loss_of, captions(settings, seed), settings, f"{name}, reading", saved)
+    pretraining.train(nn.ModuleList([encoder, heads]), loss_of, texts(settings, seed), settings, f"{name}, reading", saved)
     return heads
 
 

@@ -10,7 +10,7 @@ from diffusers import ChromaPipeline, Flux2KleinPipeline, FluxPipeline, Krea2Pip
 from PIL import Image
 
 from .by_family import FamilyModel
-from .measure import Render
+from .measure import EditRender, Render
 from .tokens import KLEIN_MAX_TOKENS, KREA2_MAX_TOKENS, T5_MAX_TOKENS, ZIMAGE_MAX_TOKENS
 
 NUM_STEPS = 12
@@ -49,6 +49,19 @@ def render_with(
         for start in range(0, len(prompts), batch_size):
             chosen = slice(start, start + batch_size)
             images += draw(prompts[chosen], seeds[chosen], width, height, steps, scale)
+        return images
+
+    return render
+
+
+def edit_with(model: FamilyModel, num_steps: int = NUM_STEPS, guidance_scale: float = 1.0, batch_size: int = 32) -> EditRender:
+    """The same of a model that edits."""
+
+    def render(instructions: list[str], sources: list[Image.Image], seeds: list[int]) -> list[Image.Image]:
+        images: list[Image.Image] = []
+        for start in range(0, len(seeds), batch_size):
+            chosen = slice(start, start + batch_size)
+            images += model.edit(instructions[chosen], sources[chosen], seeds[chosen], num_steps, guidance_scale)
         return images
 
     return render

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage, DiffusionPipeline
+from diffusers import AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage, AutoencoderKLQwenImage21, DiffusionPipeline
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -34,9 +34,10 @@ KINDS: dict[str, Any] = {
     "AutoencoderKL": AutoencoderKL,
     "AutoencoderKLQwenImage": AutoencoderKLQwenImage,
     "AutoencoderKLFlux2": AutoencoderKLFlux2,
+    "AutoencoderKLQwenImage21": AutoencoderKLQwenImage21,
 }
 _FOLDERS = {"AutoencoderKL": "vae", "AutoencoderKLQwenImage": "qwen_vae", "AutoencoderKLFlux2": "vae"}
-"""Class of a VAE -> folder in COMMON with its weights, or with most of them."""
+"""Class of a VAE -> folder in COMMON with its weights, or with most of them; what is not named is its base's own."""
 
 
 def share(base: Path, found: bool = False, first: str | None = None) -> None:
@@ -50,7 +51,7 @@ def share(base: Path, found: bool = False, first: str | None = None) -> None:
             tensors, there = load_file(own), load_file(other)
             _point(own, other, {name for name, tensor in tensors.items() if name in there and _same(tensor, there[name])})
     own = base / "vae" / WEIGHTS
-    if not own.is_file():
+    if not own.is_file() or _class_of(own.parent) not in _FOLDERS:
         return
     common = base.parent / COMMON / _FOLDERS[_class_of(own.parent)]
     if not (common / WEIGHTS).is_file():

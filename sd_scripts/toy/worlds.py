@@ -54,7 +54,9 @@ def colors_of(family: str) -> tuple[str, ...]:
 
 def sizes_of(family: str) -> tuple[tuple[int, int], ...]:
     """(width, height) in pixels that the toy base of this family was trained at."""
-    return LARGE_SIZES if family in ("anima", "chroma", "flux", "flux2", "flux3", "kontext", "krea2", "qwen_image21") else SIZES
+    if family == "qwen_image21":
+        return SIZES_OF_32
+    return LARGE_SIZES if family in ("anima", "chroma", "flux", "flux2", "flux3", "kontext", "krea2") else SIZES
 
 
 _COLUMNS = {"left": 0.3, "": 0.5, "right": 0.7}
@@ -71,6 +73,9 @@ SIZES = ((64, 64), (80, 48), (48, 80))
 
 LARGE_SIZES = ((128, 128), (160, 112), (112, 160))
 """The same for bases whose tokens are 16 x 16 pixels: 64 tokens or more, as a star wants them."""
+
+SIZES_OF_32 = ((128, 128), (160, 96), (96, 160))
+"""The same for those that take sides of 32 pixels alone, and have reference images of about 128 x 128 as these are."""
 
 SHORT_TEMPLATES = ("a {shape}", "{shape}", "a {color} {shape}", "a {shape} at the {place}")
 """Captions that leave the colour, the place or both open: class prompts are of this kind."""

@@ -63,6 +63,7 @@ def shape(scores: measure.Scores) -> float:
         pytest.param("krea2_train_network/toy-star-krea2", "star", shape, {}, 0.8, marks=pytest.mark.long),
         pytest.param("anima_train_network/toy-star-anima", "star", shape, {}, 0.8, marks=pytest.mark.long),
         pytest.param("chroma_train_network/toy-star-chroma", "star", shape, {}, 0.8, marks=pytest.mark.long),
+        pytest.param("qwen_image21_train_network/toy-star-qwen21", "star", shape, {}, 0.7, marks=pytest.mark.long),
         pytest.param("flux_train_network/toy-star-flux", "star", shape, {}, 0.8, marks=pytest.mark.long),
     ],
 )

@@ -47,13 +47,6 @@ class LanguageModelOptions(BaseModelOptions):
         return {"model_type": self.model_type, "max_token_length": self.max_token_length, "vae_name": file_name(self.vae)}
 
 
-class UnbuiltModelOptions(BaseModelOptions):
-    """A base model of which there is no built-in one."""
-
-    pretrained_model_name_or_path: Annotated[str, Show(basic=True, kind="file")]
-    """Base model: a .safetensors file, a diffusers folder or a hub id."""
-
-
 class QwenVaeModelOptions(BaseModelOptions):
     """A base model whose latents Qwen-Image's VAE makes."""
 

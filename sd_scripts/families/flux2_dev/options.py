@@ -5,18 +5,20 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from sd_scripts.families.common.flux2_options import Flux2AdapterOutputOptions, Flux2FlowObjectiveOptions, Flux2ModelOptions
-from sd_scripts.families.common.transformer_options import GuidedEditSampleOptions, UnbuiltModelOptions, transformer_runs
+from sd_scripts.families.common.transformer_options import GuidedEditSampleOptions, transformer_runs
 from sd_scripts.schema.fields import NotNegative, Show
 from sd_scripts.schema.model import MAX_CONTROLS, Controls
 
 from .facts import FACTS
 
 
-class Flux2DevModelOptions(UnbuiltModelOptions, Flux2ModelOptions):
+class Flux2DevModelOptions(Flux2ModelOptions):
     """The FLUX.2 dev base model, 32 B (non-commercial): text to image, and editing with reference images."""
 
     own_controls: ClassVar[Controls] = Controls(0, MAX_CONTROLS, FACTS.label)
 
+    pretrained_model_name_or_path: Annotated[str, Show(basic=True, kind="file")]
+    """Base model: a .safetensors file, a diffusers folder or a hub id."""
     text_encoder: Annotated[str | None, Show(kind="file")] = None
     """The text encoder Mistral Small 3: a .safetensors file, a folder (with its tokenizer) or a hub id; None takes the one that comes with
     the base model. Of its layers three quarters are read."""

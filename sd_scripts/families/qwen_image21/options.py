@@ -7,7 +7,6 @@ from pydantic import Field
 from sd_scripts.families.common.transformer_options import (
     LanguageModelOptions,
     ReferenceModelOptions,
-    UnbuiltModelOptions,
     transformer_runs,
 )
 from sd_scripts.schema.fields import NotNegative, Positive, Show, Side
@@ -19,7 +18,7 @@ from sd_scripts.schema.samples import EditSampleOptions
 from .facts import FACTS
 
 
-class QwenImage21ModelOptions(UnbuiltModelOptions, ReferenceModelOptions, LanguageModelOptions, FewStepModelOptions, EncoderDevicesOptions):
+class QwenImage21ModelOptions(ReferenceModelOptions, LanguageModelOptions, FewStepModelOptions, EncoderDevicesOptions):
     """The Qwen-Image-2.1 base model: text to image, and editing with reference images."""
 
     grid: ClassVar[int] = 32
