@@ -299,13 +299,16 @@ def _store(pipeline: DiffusionPipeline, folder: Path) -> None:
 
 
 def settle(folder: Path) -> None:
-    """Takes this machine's paths out of the files that diffusers wrote, lets everybody read them, and returns when the disk has them."""
+    """Takes this machine's paths, and spaces, out of files that diffusers wrote, lets all read them, and returns when the disk has them."""
     for path in folder.rglob("*.json"):
         content = json.loads(path.read_text(encoding="utf-8"))
         if "_name_or_path" in content:
             # Otherwise the builder's folder would travel with the base.
             content["_name_or_path"] = ""
             write_json(path, content)
+        elif path.name == "tokenizer.json":
+            # In one line, half as large.
+            path.write_text(json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
     for path in folder.rglob("*"):
         if path.is_file():
             path.chmod(0o644)  # safetensors leaves its files to their owner alone

@@ -261,7 +261,7 @@ def shows(toy: Toy, output_dir: Path, docs: Path, num: int) -> None:
     found = drawn(toy, options, file, num)
     record.parent.mkdir(parents=True, exist_ok=True)
     with written_aside(record.with_suffix(".webp")) as aside:
-        grid(found).save(aside, format="WEBP", quality=88, method=6)
+        grid(found).save(aside, format="WEBP", quality=65, method=6)
     values = {"preset": mark, "num": num, "steps": options.training.max_train_steps, "seconds": round(seconds)}
     write_atomically(record, json.dumps(values | {"right": {kind: one.right for kind, one in found.items()}}, indent=2) + "\n")
 

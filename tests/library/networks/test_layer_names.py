@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,7 +44,7 @@ class Row:
 
 
 def rows(family: str) -> list[Row]:
-    lines = (DATA / f"{family}_lora_layers.tsv").read_text().splitlines()
+    lines = gzip.decompress((DATA / f"{family}_lora_layers.tsv.gz").read_bytes()).decode().splitlines()
     fields = [line.split("\t") for line in lines if not line.startswith("#")]
     return [Row(kohya, tuple(own.split(",")), when, down, up) for kohya, own, when, down, up in fields]
 
