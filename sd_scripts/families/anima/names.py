@@ -1,5 +1,5 @@
 """Names of the layers of Anima: the published ones in ComfyUI's and kohya's files, diffusers' in its own. Adapters may be on the text
-conditioner, too, where other programs train it."""
+conditioner and on Qwen3, too, where other programs train them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .loading import LOADER
 
 _CHOICES = {"attention_and_mlp": ("main",), "all": ("main", "modulation")}
 _EVERYWHERE = rules.TRANSFORMER_PREFIXES
+_QWEN3 = "text_encoders.qwen3_06b.transformer.model."
 
 
 def _part_of(name: str) -> str | None:
@@ -22,20 +23,29 @@ def _part_of(name: str) -> str | None:
 ARCHITECTURES = (
     rules.transformer_architecture(
         LOADER,
-        encoders=("te2",),
+        encoders=("te2", "te1"),
         told_by=(),
         prefixes=Prefixes(
-            kohya={**_EVERYWHERE.kohya, "te2": ("lora_unet_llm_adapter_",)},
-            diffusers={**_EVERYWHERE.diffusers, "te2": ("text_conditioner.",)},
-            comfyui={**_EVERYWHERE.comfyui, "te2": ("diffusion_model.llm_adapter.", "model.diffusion_model.llm_adapter.")},
+            kohya={**_EVERYWHERE.kohya, "te2": ("lora_unet_llm_adapter_",), "te1": ("lora_te_",)},
+            diffusers={**_EVERYWHERE.diffusers, "te2": ("text_conditioner.",), "te1": ("text_encoder.",)},
+            comfyui={
+                **_EVERYWHERE.comfyui,
+                "te2": ("diffusion_model.llm_adapter.", "model.diffusion_model.llm_adapter."),
+                "te1": (_QWEN3,),
+            },
         ),
         layer_names=BlockNames,
         ranks=ranks_of_parts(_part_of, _CHOICES),
         readers={
-            "ComfyUI": (rules.PUBLISHED, Rule("te2", ("lora_unet_llm_adapter_", "diffusion_model.llm_adapter."))),
+            "ComfyUI": (
+                rules.PUBLISHED,
+                Rule("te2", ("lora_unet_llm_adapter_", "diffusion_model.llm_adapter.")),
+                Rule("te1", ("lora_te_", _QWEN3)),
+            ),
             "sd-scripts": (
                 Rule("backbone", ("lora_unet_",), "published", LORA),
                 Rule("te2", ("lora_unet_llm_adapter_",), kinds=LORA, without="out_proj"),
+                Rule("te1", ("lora_te_",), kinds=LORA),
             ),
             "diffusers": (
                 *rules.PUBLISHED_DIFFUSERS,

@@ -132,7 +132,15 @@ def _check_switches(plans: list[LayerPlan], options: AdapterOptions) -> None:
             any(plan.module != "backbone" for plan in plans),
         ),
     ):
-        if held and not on:
+        if held and not on and switch not in type(options).model_fields:
+            problems.append(
+                Problem(
+                    "network_weights",
+                    f"network_weights holds layers of {what}, which are not trained here. Name the file in base_weights, which merges it "
+                    "whole, and train a new adapter on that",
+                )
+            )
+        elif held and not on:
             problems.append(
                 Problem(
                     switch, f"network_weights holds layers of {what}, but {switch} is off; turn it on ({rate} = 0 keeps them as they are)"

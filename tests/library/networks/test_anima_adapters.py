@@ -140,3 +140,24 @@ def load_names(targets: str) -> list[str]:
     parts = ANIMA.tiny()
     network = attach(parts, AnimaNetworkOptions(lora_targets=targets), ANIMA.adapter_targets(parts, False), 0)
     return [network.names.to_comfyui(plan.name) for plan in network.plans]
+
+
+def test_a_lora_of_sd_scripts_is_on_the_text_encoder_too_and_is_merged_but_not_trained_on(parts: Parts, tmp_path: Path) -> None:
+    held = {"lora_unet_blocks_0_mlp_layer1": parts.backbone.transformer_blocks[0].ff.net[0].proj}
+    held["lora_te_layers_1_self_attn_q_proj"] = parts.text_encoders["te1"].layers[1].self_attn.q_proj
+    tensors = {}
+    for stem, layer in held.items():
+        rows, columns = layer.weight.shape
+        tensors |= {f"{stem}.lora_down.weight": torch.randn(2, columns), f"{stem}.lora_up.weight": torch.randn(rows, 2)}
+        tensors[f"{stem}.alpha"] = torch.tensor(1.0)
+    save_file(tensors, tmp_path / "lora.safetensors", {"ss_network_module": "networks.lora_anima"})
+    targets = ANIMA.adapter_targets(parts, False)
+    options = AnimaNetworkOptions(network_weights=str(tmp_path / "lora.safetensors"), dim_from_weights=True)
+    with pytest.raises(OptionError, match=r"holds layers of the text encoders, which are not trained here\. Name the file in base_weights"):
+        attach(parts, options, targets, 0)
+    wanted = {
+        stem: layer.weight + tensors[f"{stem}.lora_up.weight"] @ tensors[f"{stem}.lora_down.weight"] / 2 for stem, layer in held.items()
+    }
+    assert merge_into(parts, tmp_path / "lora.safetensors") == 2
+    for stem, layer in held.items():
+        torch.testing.assert_close(layer.weight, wanted[stem])
