@@ -152,8 +152,8 @@ def check_masks(subsets: Sequence[Subset], images: Sequence[ImageInfo]) -> None:
         raise OptionError(
             Problem(
                 "masked_loss",
-                "masked_loss needs masks, and none of the images has one: put them under the same names into a folder mask beside "
-                "target, or set conditioning_data_dir, or alpha_mask to use the images' alpha channel",
+                "masked_loss needs masks, and none of the images has one: set conditioning_data_dir to a folder with masks of the same "
+                "names, or alpha_mask to use the images' alpha channel; edit pairs may have a folder mask beside target, too",
             )
         )
 
