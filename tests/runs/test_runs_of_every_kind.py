@@ -320,6 +320,7 @@ def test_a_base_that_is_sharded_trains_previews_and_validates_as_a_whole_one(kin
         "sample_prompts": f"{PREVIEW.prompt} --w 64 --h 64 --s {PREVIEW.steps} --l 1 --d {PREVIEW.seed}{control_flag(kind)}",
     }
     sharded = {"multi_gpu": True, "num_gpus": 2, "distributed_strategy": "fsdp2"}
+    sharded |= {"gradient_checkpointing": True, "gradient_checkpointing_cpu_offload": True}
     shared = trained_together(kind, 2, tmp_path / "two", train_batch_size=1, **sharded, **options)
     assert "sharded over 2 processes" in shared.console.read_text()
     kind.output = kind.output.parent / "one"

@@ -13,7 +13,13 @@ from safetensors.torch import load_file
 from tests.runs.conftest import Runs
 from tests.runs.together import trained_together
 
-SHARED: dict[str, Any] = {"multi_gpu": True, "num_gpus": 2, "distributed_strategy": "fsdp2"}
+SHARED: dict[str, Any] = {
+    "multi_gpu": True,
+    "num_gpus": 2,
+    "distributed_strategy": "fsdp2",
+    "gradient_checkpointing": True,
+    "gradient_checkpointing_share": 0.5,
+}
 STEPS: dict[str, Any] = {
     "max_train_steps": 4,
     # Plain steps along the gradient: an optimizer that divides by the gradient's size makes rounding errors as large as its steps.
