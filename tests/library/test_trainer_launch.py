@@ -197,6 +197,13 @@ def test_a_memory_option_of_any_kind_of_run_is_an_option_that_it_has(run: type[R
                 assert name not in given or name == "train_batch_size", text
 
 
+@pytest.mark.parametrize("run", [run for (_, method), run in RUNS.items() if method == "full"], ids=lambda run: run.script)
+def test_no_advice_is_refused_where_the_text_encoder_is_saved_too(run: type[RunOptions]) -> None:
+    values = {"pretrained_model_name_or_path": "toy", "train_data_dir": "images", "save_model_as": "diffusers"}
+    for text in oom_advice(build(run, values), on_gpu=True, work="cache"):
+        build(run, values | pulled(text))
+
+
 def pulled(text: str) -> dict[str, Any]:
     """The options that a sentence names with their values."""
     found: dict[str, Any] = {name: value.rstrip(",:") for name, value in re.findall(r"(\w+) = ([\w.,]+)", text)}

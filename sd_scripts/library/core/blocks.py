@@ -16,6 +16,7 @@ def blocks_of(network: nn.Module) -> dict[str, nn.Module]:
     """
     of_unet = hasattr(network, "down_blocks")
     kinds = _OF_UNETS if of_unet else tuple(getattr(network, "_repeated_blocks", None) or ())
+    # A block that fsdp2 has sharded is of a class with FSDP before its name.
     found = {name: module for name, module in network.named_modules() if type(module).__name__.removeprefix("FSDP") in kinds}
     # A transformer lists its blocks in the order of its forward pass.
     return dict(sorted(found.items(), key=lambda item: _turn(item[0]))) if of_unet else found

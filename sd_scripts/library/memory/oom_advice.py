@@ -28,7 +28,7 @@ def _caching(options: RunOptions, on_gpu: bool) -> Advice:
     data, model = options.dataset, options.model
     return [
         (
-            getattr(model, "text_encoder_quantization", "") == "none",
+            getattr(model, "text_encoder_quantization", "") == "none" and not options.output.has_all_parts,
             "text_encoder_quantization = qint8, half the memory of the text encoder",
         ),
         (data.vae_batch_size > 1, f"vae_batch_size = 1 instead of {data.vae_batch_size}"),
