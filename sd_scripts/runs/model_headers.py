@@ -122,7 +122,13 @@ FLOAT8 = ("F8_E4M3", "F8_E5M2")
 BITS_AND_BYTES = ".quant_state.bitsandbytes__"
 SCALES = (".scale_weight", ".weight_scale")
 """What stands in place of `.weight` in the name of a weight's factors, ComfyUI's."""
-_FEW_BITS = re.compile(r"(.*)\.(absmax|quant_map|quant_state\..*|nested_.*|weight_scale_2|qweight|qzeros|pre_quant_scale)")
+SCALED, MXFP8, NVFP4 = "scaled", "mxfp8", "nvfp4"
+"""How ComfyUI holds weights in few bits: with one factor for the tensor or for each row, or with one for each block of a row."""
+BLOCKS = {MXFP8: 32, NVFP4: 16}
+"""Numbers of a row that share a factor."""
+TILE = (128, 4)
+"""Rows and columns of the tiles in which the factors of blocks are stored, filled up."""
+_FEW_BITS = re.compile(r"(.*)\.(absmax|quant_map|quant_state\..*|nested_.*|weight_scale_2|qweight|qzeros|pre_quant_scale|weight_s_rel)")
 """Names that only files with weights of a few bits have."""
 
 
@@ -133,6 +139,13 @@ def scale_of(name: str, header: Header) -> str | None:
     return next((other for ending in SCALES if (other := name.removesuffix(".weight") + ending) in header.shapes), None)
 
 
+def form_of(name: str, scale: str, header: Header) -> str:
+    """How ComfyUI holds a weight of these factors, as the kinds of numbers tell it: SCALED, MXFP8 or NVFP4."""
+    if header.dtypes.get(name) == "U8" and f"{scale}_2" in header.shapes:
+        return NVFP4
+    return MXFP8 if header.dtypes.get(scale) in ("U8", "F8_E8M0") else SCALED
+
+
 def refused_bits(header: Header, option: str, name: str) -> OptionError:
     """The sentence for a file whose weights are in a form that cannot be read, as the tensor of this name says."""
     return OptionError(f"{option}: {header.path.name} holds quantised weights ({name}), which cannot be read here. {INSTEAD}")
@@ -140,22 +153,34 @@ def refused_bits(header: Header, option: str, name: str) -> OptionError:
 
 def check_bits(header: Header, option: str) -> None:
     """Raises OptionError for weights in few bits of a form that cannot be read, as far as names, shapes and kinds of numbers tell it."""
-    four_bits = {name.partition(BITS_AND_BYTES)[0] for name in header.shapes if BITS_AND_BYTES in name}
-    for name, shape in header.shapes.items():
+    read = {name.partition(BITS_AND_BYTES)[0] for name in header.shapes if BITS_AND_BYTES in name}
+    for name in header.shapes:
+        if (scale := scale_of(name, header)) is not None and _check_factors(name, scale, header, option) == NVFP4:
+            read.add(name.removesuffix(".weight"))
+    for name in header.shapes:
         marked = _FEW_BITS.fullmatch(name)
-        if marked is not None and marked[1] not in four_bits:
+        if marked is not None and marked[1] not in read:
             raise refused_bits(header, option, name)
-        scale = scale_of(name, header)
-        if scale is None:
-            continue
-        if scale.endswith(".weight_scale") and header.dtypes.get(name) not in FLOAT8:
-            raise refused_bits(header, option, f"{name} in {header.dtypes.get(name)}")
-        factors = header.shapes[scale]
-        if tuple(side for side in factors if side != 1) not in ((), shape[:1]) or (math.prod(factors) > 1 and factors[0] == 1):
-            raise OptionError(
-                f"{option}: {header.path.name} scales {name} by {factors} numbers; only one for each tensor or each row can be read here. "
-                "Take the bf16 or fp16 version of the model"
-            )
+
+
+def _check_factors(name: str, scale: str, header: Header, option: str) -> str:
+    form, shape, factors = form_of(name, scale, header), header.shapes[name], header.shapes[scale]
+    if scale.endswith(".weight_scale") and form != NVFP4 and header.dtypes.get(name) not in (*FLOAT8, "I8"):
+        raise refused_bits(header, option, f"{name} in {header.dtypes.get(name)}")
+    if form == SCALED:
+        fits = tuple(side for side in factors if side != 1) in ((), shape[:1]) and (math.prod(factors) == 1 or factors[0] != 1)
+        known = "one for each tensor or each row"
+    else:
+        columns = shape[-1] * (2 if form == NVFP4 else 1) / BLOCKS[form]
+        tiles = [-(-side // tile) * tile for side, tile in zip((shape[0], columns), TILE, strict=True)]
+        fits = len(shape) == 2 and columns % 1 == 0 and math.prod(factors) == math.prod(tiles)
+        known = f"one for each {BLOCKS[form]} numbers of a row"
+    if not fits:
+        raise OptionError(
+            f"{option}: {header.path.name} scales {name} by {factors} numbers; only {known} can be read here. "
+            "Take the bf16 or fp16 version of the model"
+        )
+    return form
 
 
 VAE = "a VAE alone"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import zipfile
 from pathlib import Path
 
@@ -18,6 +20,29 @@ from sd_scripts.schema.errors import OptionError
 # bitsandbytes 0.50.2 wrote it (functional.quantize_4bit of 32 x 128 numbers, with and without factors in 8 bits), `expected` is what its
 # dequantize_4bit gives back on a CPU.
 BITSANDBYTES = Path(__file__).parents[1] / "data" / "bitsandbytes-4bit.safetensors"
+
+# comfy_kitchen 0.2.40, ComfyUI's own, wrote it (QuantizedTensor.from_float of 160 x 96 and 24 x 64 numbers); of what its dequantize gives
+# back the file has the SHA-256, or the numbers where adding them up in another order may change the last bit.
+COMFY = Path(__file__).parents[1] / "data" / "comfy-few-bits.safetensors"
+
+
+def test_weights_of_comfyui_become_the_numbers_that_it_gives_itself(tmp_path: Path) -> None:
+    header = read_header(COMFY, "model")
+    found, read = entries(header, "model"), Reader()
+    names = sorted(name.removesuffix(".weight") for name in found if name.endswith(".weight"))
+    assert names == ["int8", "mxfp8", "nvfp4", "rows", "turned"]
+    for name in names[:-1]:
+        numbers = read(found[f"{name}.weight"])
+        assert numbers.shape == found[f"{name}.weight"].shape
+        assert hashlib.sha256(numbers.numpy().tobytes()).hexdigest() == header.metadata[name], name
+    turned, expected = read(found["turned.weight"]), read(found["turned.expected"])
+    assert torch.allclose(turned, expected, rtol=0, atol=1e-6) and expected.abs().max() > 0.1
+    # The marks may stand in the header instead.
+    tensors = load_file(COMFY)
+    mark = json.loads(bytes(tensors.pop("turned.comfy_quant").tolist()))
+    metadata = {"_quantization_metadata": json.dumps({"layers": {"turned": mark}})}
+    save_file(tensors, tmp_path / "model.safetensors", metadata=metadata)
+    assert torch.equal(read(entries(read_header(tmp_path / "model.safetensors", "model"), "model")["turned.weight"]), turned)
 
 
 def test_weights_of_bitsandbytes_become_the_numbers_that_it_gives_itself(tmp_path: Path) -> None:
@@ -90,10 +115,20 @@ def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path) -> None
 def test_a_form_that_cannot_be_read_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     path, bits, one = tmp_path / "ae.safetensors", torch.zeros(4, 32, dtype=torch.uint8), torch.ones(())
     scaled = {"a.weight": bits.to(torch.float8_e4m3fn), "a.weight_scale": one}
-    # ComfyUI's int8, mxfp8 and nvfp4 of 2026, and GPTQ's.
+    square = torch.zeros(32, 64, dtype=torch.uint8)
+    # ComfyUI's of 2026 in shapes that they do not have, and GPTQ's.
     forms = {
-        r"a\.weight in I8": {"a.weight": bits.to(torch.int8), "a.weight_scale": one},
+        r"a\.weight in U8": {"a.weight": bits, "a.weight_scale": one},
         r"scales a\.weight by \(4, 1, 2\)": {**scaled, "a.weight_scale": torch.ones(4, 1, 2)},
+        r"scales a\.weight by \(32, 2\).* each 32 numbers": {
+            "a.weight": square.to(torch.float8_e4m3fn),
+            "a.weight_scale": square[:, :2].contiguous(),
+        },
+        r"scales a\.weight by \(128, 4\).* each 16 numbers": {
+            "a.weight": square,
+            "a.weight_scale": torch.ones(128, 4).to(torch.float8_e4m3fn),
+            "a.weight_scale_2": one,
+        },
         r"\(a\.weight_scale_2\)": {**scaled, "a.weight_scale_2": one.clone()},
         r"\(a\.qweight\)": {"a.qweight": bits},
     }

@@ -1,7 +1,8 @@
 """Weights that files of other programs hold in fewer bits, and the numbers that they stand for. Knows no network.
 
-ComfyUI   X.weight in float8 with X.weight_scale (one number, or one for each row), X.comfy_quant naming the format; before that
-          X.scale_weight
+ComfyUI   X.weight in float8 or int8 with X.weight_scale (one number, or one for each row), X.comfy_quant naming the format; before
+          that X.scale_weight. mxfp8: one factor, a power of 2, for 32 numbers. nvfp4: two numbers of 4 bits a byte, one factor in float8
+          for 16 of them, and X.weight_scale_2 for all
 bitsandbytes   X.weight with two numbers of 4 bits a byte, X.weight.absmax for each block of them, X.weight.quant_map of 16 levels
 GGUF      files of their own kind, read by the package gguf and by diffusers
 """
@@ -12,6 +13,7 @@ import importlib.util
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,32 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sd_scripts.runs.model_headers import BITS_AND_BYTES, INSTEAD, SCALES, Header, check_bits, refused_bits, scale_of
+from sd_scripts.runs.model_headers import (
+    BITS_AND_BYTES,
+    BLOCKS,
+    INSTEAD,
+    NVFP4,
+    SCALED,
+    SCALES,
+    TILE,
+    Header,
+    check_bits,
+    form_of,
+    refused_bits,
+    scale_of,
+)
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
 
-_BESIDE = (*SCALES, ".scale_input", ".input_scale", ".comfy_quant", "scaled_fp8")
+MARK = ".comfy_quant"
+_BESIDE = (*SCALES, ".weight_scale_2", ".scale_input", ".input_scale", MARK, "scaled_fp8")
 """What ComfyUI's files have besides the weights: factors of weights and of layer inputs, and marks."""
+_READ = ("float8_e4m3fn", "float8_e5m2", "int8_tensorwise", "mxfp8", "nvfp4")
+"""Formats of `.comfy_quant`."""
+_LEVELS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+"""What four bits stand for in nvfp4: a sign, two bits of exponent, one of mantissa (OCP Microscaling Formats 1.0, 2023, E2M1)."""
+_TURN = torch.tensor([[1.0, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]]) / 2
+"""Of the orthogonal matrices that undo themselves by which ComfyUI's "convrot" turns groups of a row: Kronecker powers of this."""
 Get = Callable[[str], Tensor]
 """The tensor of this name in the file."""
 
@@ -46,16 +68,18 @@ def packed_in(header: Header, option: str) -> tuple[dict[str, Packed], set[str]]
     check_bits(header, option)
     found, beside = {}, {name for name in header.shapes if name.endswith(_BESIDE)}
     states = {name.partition(BITS_AND_BYTES)[0]: name for name in header.shapes if BITS_AND_BYTES in name}
-    told = _told(header, [*states.values(), *(name for name in header.shapes if name.endswith(".comfy_quant"))], option)
-    for name in told:
-        if name.endswith(".comfy_quant") and not str(told[name].get("format", "")).startswith("float8_"):
-            raise refused_bits(header, option, f"{name}: {told[name].get('format')}")
+    told = _told(header, [*states.values(), *(name for name in header.shapes if name.endswith(MARK))], option)
+    marks = _in_metadata(header) | {name.removesuffix(MARK): one for name, one in told.items() if name.endswith(MARK)}
+    for name, mark in marks.items():
+        if mark.get("format") not in _READ:
+            raise refused_bits(header, option, f"{name}{MARK}: {mark.get('format')}")
     for weight, state in states.items():
         found[weight] = _four_bits(weight, told[state], header, option)
         beside |= {name for name in header.shapes if name.startswith(f"{weight}.")}
     for name in header.shapes:
         if (scale := scale_of(name, header)) is not None:
-            found[name] = _scaled(name, scale, header)
+            one = _scaled(name, scale, header) if form_of(name, scale, header) == SCALED else _by_blocks(name, scale, header)
+            found[name] = _turned(one, name, marks.get(name.removesuffix(".weight"), {}), header, option)
     return {name: _by_stored_names(one, header) for name, one in found.items()}, beside
 
 
@@ -76,10 +100,55 @@ def _told(header: Header, names: list[str], option: str) -> dict[str, dict[str, 
     return {name: value if isinstance(value, dict) else {} for name, value in found.items()}
 
 
+def _in_metadata(header: Header) -> dict[str, dict[str, Any]]:
+    """The marks of layers that stand in the header, for all, in place of one tensor for each."""
+    try:
+        layers = json_of(header.metadata.get("_quantization_metadata", "{}")).get("layers", {})
+        return {name: mark for name, mark in layers.items() if isinstance(mark, dict)}
+    except (ValueError, AttributeError):
+        return {}
+
+
 def _scaled(name: str, scale: str, header: Header) -> Packed:
     shape, factors = header.shapes[name], header.shapes[scale]
     rows = (-1, *[1] * (len(shape) - 1)) if math.prod(factors) > 1 else ()
     return Packed(shape, lambda get: get(name).float() * get(scale).float().view(rows))
+
+
+def _by_blocks(name: str, scale: str, header: Header) -> Packed:
+    """The factors lie in tiles of 128 rows and 4 columns, each as 32 rows of 4 x 4: row r and column c at r % 32, r // 32, c."""
+    form, (rows, columns) = form_of(name, scale, header), header.shapes[name]
+    columns *= 2 if form == NVFP4 else 1
+
+    def numbers(get: Get) -> Tensor:
+        tiles = get(scale).view(torch.uint8).view(-(-rows // TILE[0]), -1, 32, TILE[0] // 32, TILE[1])
+        kept = tiles.permute(0, 3, 2, 1, 4).reshape(len(tiles) * TILE[0], -1)[:rows, : columns // BLOCKS[form]].contiguous()
+        if form == NVFP4:
+            factors = kept.view(torch.float8_e4m3fn).float() * get(f"{scale}_2").float()
+            values = _levels(get(name), _LEVELS)
+        else:
+            factors, values = kept.view(torch.float8_e8m0fnu).float(), get(name).float()
+        return (values.view(rows, -1, BLOCKS[form]) * factors[:, :, None]).view(rows, columns)
+
+    return Packed((rows, columns), numbers)
+
+
+def _levels(codes: Tensor, levels: Tensor) -> Tensor:
+    """Of two numbers of 4 bits a byte; the first of two is in the upper half."""
+    codes = codes.flatten()
+    return levels[torch.stack([codes >> 4, codes & 15], dim=1).flatten().long()]
+
+
+def _turned(one: Packed, name: str, mark: dict[str, Any], header: Header, option: str) -> Packed:
+    """The same, turned back if the mark says that groups of each row were turned."""
+    told = {**(mark.get("params") or {}), **mark}
+    if not told.get("convrot"):
+        return one
+    group = told.get("convrot_groupsize", 256)
+    power = next((power for power in range(1, 8) if 4**power == group), None)
+    if power is None or len(one.shape) != 2 or one.shape[1] % group:
+        raise refused_bits(header, option, f"{name}: turned in groups of {group}")
+    return replace(one, numbers=lambda get: (one.numbers(get).view(-1, group) @ reduce(torch.kron, [_TURN] * power)).view(one.shape))
 
 
 def _four_bits(name: str, state: dict[str, Any], header: Header, option: str) -> Packed:
@@ -100,9 +169,7 @@ def _four_bits(name: str, state: dict[str, Any], header: Header, option: str) ->
         if nested:
             outer = get(f"{name}.nested_absmax").repeat_interleave(inner)[: factors.numel()]
             factors = get(f"{name}.nested_quant_map")[factors.long()] * outer + offset
-        codes = get(name).flatten()
-        # The first of two is in the upper half of the byte.
-        levels = get(f"{name}.quant_map").float()[torch.stack([codes >> 4, codes & 15], dim=1).flatten().long()]
+        levels = _levels(get(name), get(f"{name}.quant_map").float())
         return (levels * factors.float().repeat_interleave(block)[: levels.numel()])[: math.prod(shape)].view(shape)
 
     return Packed(shape, numbers)
