@@ -192,7 +192,8 @@ def serve(demo: gr.Blocks, routes: list[Route], token: str, server: Server) -> t
         os.environ["FORWARDED_ALLOW_IPS"] = ""
     app_kwargs: dict[str, Any] = {"routes": routes, "middleware": [guard], "docs_url": None, "redoc_url": None, "openapi_url": None}
     # Gradio looks for orders a thousand times a second and for progress a hundred times, which takes a twelfth of a core day and night.
-    demo._queue.sleep_when_free, demo._queue.progress_update_sleep_when_free = 0.01, 0.1
+    # Of ours, only a check of a data set goes through its queue.
+    demo._queue.sleep_when_free, demo._queue.progress_update_sleep_when_free = 0.1, 0.1
     _, local, public = demo.launch(
         server_name=server.host,
         server_port=server.port,

@@ -173,15 +173,19 @@ def schema_json() -> str:
     numbers of its fields under the sentence about their section.
     """
     pool: dict[str, int] = {}
+    known: dict[tuple[int, str, str], int] = {}
     runs = {}
     for run in RUNS.values():
         groups: dict[str, dict[str, list[int]]] = {name: {} for name in (theme.BASICS, *theme.GROUPS)}
         for field in shown_fields(run).values():
             group = group_of(run, field)
-            spec = json.dumps({**specification(field, run.family), "group": group}, ensure_ascii=False, separators=(",", ":"))
-            number = pool.setdefault(spec, len(pool))
+            # Most kinds of run have most options from the same class.
+            key = id(field.info), label(field.name, run.family), group
+            if key not in known:
+                spec = json.dumps({**specification(field, run.family), "group": group}, ensure_ascii=False, separators=(",", ":"))
+                known[key] = pool.setdefault(spec, len(pool))
             about = "" if group == theme.BASICS else " ".join((run.model_fields[field.section].annotation.__doc__ or "").split())
-            groups.setdefault(group, {}).setdefault(about, []).append(number)
+            groups.setdefault(group, {}).setdefault(about, []).append(known[key])
         kept = [
             {"title": title, "blocks": [{"about": about, "fields": numbers} for about, numbers in blocks.items()]}
             for title, blocks in groups.items()

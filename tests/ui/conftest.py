@@ -26,6 +26,7 @@ import pytest
 from axe_playwright_python.base import AXE_FILE_PATH
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, Playwright, expect, sync_playwright
 
+from kohya_like import ports
 from kohya_like.page import folder
 from tests import warm
 from tests.forked import forked
@@ -98,10 +99,22 @@ class Studio:
                 self.process.wait(15)
 
 
+_USED_PORTS: list[int] = []
+"""Where studios of earlier modules listened. The browser knows the scripts of a page at the same address; elsewhere it reads them anew."""
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def port_of_a_studio() -> int:
+    while _USED_PORTS:
+        port = _USED_PORTS.pop()
+        if ports.problem("127.0.0.1", port) is None:
+            return port
+    return free_port()
 
 
 Start = Callable[[list[str], Path, Path], "subprocess.Popen[str] | Forked"]
@@ -117,7 +130,7 @@ def anew(arguments: list[str], folder: Path, log: Path) -> subprocess.Popen[str]
 
 def start_studio(output_dir: Path, *arguments: str, port: int | None = None, start: Start = anew) -> Studio:
     """Starts gui.py and waits until it answers."""
-    port = port or free_port()
+    port = port or port_of_a_studio()
     log = output_dir.parent / f"studio-{port}.log"
     process = start(["--server_port", str(port), "--output_dir", str(output_dir), *arguments], output_dir.parent, log)
     studio = Studio(f"http://127.0.0.1:{port}/", process, output_dir, log)
@@ -188,12 +201,13 @@ def studios(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     yield start
     for studio in running:
         studio.end()
+    _USED_PORTS.extend({studio.port for studio in running})
 
 
 @pytest.fixture(scope="session")
-def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Studio]:
+def studio(tmp_path_factory: pytest.TempPathFactory, studio_server: Start) -> Iterator[Studio]:
     """A studio with default arguments, for all tests that start nothing in it."""
-    studio = start_studio(tmp_path_factory.mktemp("studio") / "output")
+    studio = start_studio(tmp_path_factory.mktemp("studio") / "output", start=studio_server)
     yield studio
     studio.end()
 

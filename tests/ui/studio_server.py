@@ -51,7 +51,12 @@ def run(order: dict[str, Any]) -> int:
 def main() -> int:
     startup.prepare()
     import kohya_like.app  # noqa: F401
+    from kohya_like import page
 
+    # What is the same for each studio.
+    page.head()
+    for name in page.modules():
+        page._packed(name)
     gc.freeze()
     signal.signal(signal.SIGCHLD, collect)
     for line in sys.stdin:

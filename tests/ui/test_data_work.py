@@ -54,7 +54,10 @@ def desk_of(context: Context, folder: Path, **values: str | bool) -> jobs.Desk:
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    context = app.make_context(tmp_path / "output", [], is_private=True)
+    made = app.make_context(tmp_path / "output", [], is_private=True)
+    made.supervisor.close()
+    # Whatever run waits in the folder is begun by it, too.
+    context = replace(made, supervisor=JobSupervisor(made.output_dir, command("quick")))
     yield context
     bench = tools.ToolBench(context.output_dir, context.roots)
     for each in bench._all():
