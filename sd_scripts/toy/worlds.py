@@ -362,10 +362,13 @@ def _parts(mask: np.ndarray) -> list[np.ndarray]:
 
 
 def _grown(mask: np.ndarray) -> np.ndarray:
-    padded = np.pad(mask, 1)
-    grown = mask.copy()
-    for dy, dx in itertools.product(range(3), range(3)):
-        grown |= padded[dy : dy + mask.shape[0], dx : dx + mask.shape[1]]
+    # Down and up, then right and left: the corners come with the second.
+    tall = mask.copy()
+    tall[1:] |= mask[:-1]
+    tall[:-1] |= mask[1:]
+    grown = tall.copy()
+    grown[:, 1:] |= tall[:, :-1]
+    grown[:, :-1] |= tall[:, 1:]
     return grown
 
 

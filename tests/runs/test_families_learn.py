@@ -46,7 +46,7 @@ def shape(scores: measure.Scores) -> float:
                 0.8,
                 id=f"{name}_train_network, a color",
             )
-            for name, steps in (("anima", 120), ("flux2", 80), ("krea2", 120), ("chroma", 80))
+            for name, steps in (("anima", 60), ("flux2", 60), ("krea2", 60), ("chroma", 40))
         ),
         *(
             pytest.param(preset, "teal", color, {}, 0.8, marks=pytest.mark.long)
