@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST, FIRST_UNTESTED = (3, 11), (3, 14)
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 GIB = 2**30
 SETUP = "powershell -File setup.ps1" if os.name == "nt" else "bash setup.sh"
 

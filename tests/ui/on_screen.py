@@ -22,7 +22,13 @@ class Eyes:
     page: Page
 
     def _ask(self, call: str, *given: Any) -> Any:
-        return self.page.evaluate(f"given => {{ {_SCRIPT} return window.sight.{call}(...given); }}", list(given))
+        question = f"given => window.sight ? window.sight.{call}(...given) : null"
+        answer = self.page.evaluate(question, list(given))
+        if answer is None:
+            # A page that was not looked at yet.
+            self.page.evaluate(f"() => {{ {_SCRIPT} }}")
+            answer = self.page.evaluate(question, list(given))
+        return answer
 
     def buttons(self) -> list[str]:
         """Names of all buttons that can be seen, with scrolling."""
