@@ -215,7 +215,9 @@ def _latent_statistics(vae: AutoencoderKL, seed: int) -> tuple[Tensor, Tensor]:
         rngs = [worlds.rng_for(seed, index, n) for n in range(160)]
         images = [worlds.draw(worlds.TRAINED[n % len(worlds.TRAINED)], width, height, r) for n, r in enumerate(rngs)]
         rng = torch.Generator().manual_seed(seed + index)
-        latents.append(vae.encode(to_pixels(images)).latent_dist.sample(rng).transpose(0, 1).flatten(1))
+        # Few at a time stay in the processor's caches, which takes half as long.
+        moments = torch.cat([vae.encode(few).latent_dist.parameters for few in to_pixels(images).split(8)])
+        latents.append(DiagonalGaussianDistribution(moments).sample(rng).transpose(0, 1).flatten(1))
     together = torch.cat(latents, dim=1)
     return together.mean(dim=1), together.std(dim=1)
 

@@ -41,12 +41,20 @@ def pairs(images: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all presets find what one of them has drawn or looked at, as runs of one output folder do."""
+    return tmp_path_factory.mktemp("caches")
+
+
 def test_there_is_a_preset_for_every_script() -> None:
     assert {path.parent.name for path in PRESETS} == {run.script.removesuffix(".py") for run in RUNS.values()}
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
-def test_a_preset_parses_and_dry_runs(preset: Path, images: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_preset_parses_and_dry_runs(
+    preset: Path, images: Path, pairs: Path, caches: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     values = read_toml(preset)
     run = run_of(values)
     assert run.script.removesuffix(".py") == preset.parent.name
@@ -59,7 +67,11 @@ def test_a_preset_parses_and_dry_runs(preset: Path, images: Path, pairs: Path, t
     # One process is started here, and a run for two would wait for the other.
     own += ["--no_multi_gpu"] if values.get("num_gpus", 1) > 1 else []
     with pytest.raises(SystemExit) as ended:
-        main(run.family, run.method, [f"--config_file={preset}", f"--output_dir={tmp_path / 'out'}", "--dry_run", *own])
+        main(
+            run.family,
+            run.method,
+            [f"--config_file={preset}", f"--output_dir={tmp_path / 'out'}", f"--cache_dir={caches}", "--dry_run", *own],
+        )
     said = capsys.readouterr()
     assert ended.value.code == 0, said.err
     assert "Nothing was started" in said.out
