@@ -7,6 +7,7 @@ import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from sd_scripts.runs.events import (
@@ -340,6 +341,20 @@ class Summary:
 
 def summary(file: Path, since: int = 0) -> Summary:
     """What the list of runs shows. Only a farewell at or after the byte `since` counts: an older process's is history."""
+    try:
+        now = file.stat()
+    except OSError:
+        return _summary(file, since)
+    return _summary_as_it_was(file, since, (now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns))
+
+
+@lru_cache(maxsize=2048)
+def _summary_as_it_was(file: Path, since: int, _state: tuple[int, ...]) -> Summary:
+    """The pages that are open ask for all runs every second, and most have ended."""
+    return _summary(file, since)
+
+
+def _summary(file: Path, since: int) -> Summary:
     damage = ""
     try:
         with file.open("rb") as stream:
@@ -347,24 +362,30 @@ def summary(file: Path, since: int = 0) -> Summary:
             stream.seek(0)
             head = stream.read(min(size, EDGE_BYTES))
             begin = max(0, size - EDGE_BYTES)
-            stream.seek(max(begin, min(since, size)))
-            recent = stream.read(EDGE_BYTES)
             stream.seek(begin)
             tail = stream.read(EDGE_BYTES)
+            lines = recent = _whole_lines(tail)
+            if since > begin:
+                stream.seek(min(since, size))
+                recent = _whole_lines(stream.read(EDGE_BYTES))
             # A long line that is no event may stand between the last step and the end.
-            while begin > 0 and size - begin < FAR_BYTES and not any(line["kind"] == StepDone.kind for line in _whole_lines(tail)):
+            while begin > 0 and size - begin < FAR_BYTES and not any(line["kind"] == StepDone.kind for line in lines):
                 begin = max(0, size - 4 * len(tail))
                 stream.seek(begin)
                 tail = stream.read(size - begin)
+                lines = _whole_lines(tail)
     except OSError as err:
-        head = tail = recent = b""
+        head, lines, recent = b"", [], []
         if not isinstance(err, FileNotFoundError):
             damage = f"{file.name} cannot be read: {err.strerror}."
+    begun = b"\n".join(line for line in head[: head.rfind(b"\n") + 1].split(b"\n") if RunStarted.kind.encode() in line)
     both = Progress()
-    both.fold(line for line in _whole_lines(head) if line["kind"] == RunStarted.kind)
-    both.fold(_whole_lines(tail))
-    newest = Progress()
-    newest.fold(_whole_lines(recent))
+    both.fold(line for line in lines_of(begun) if line["kind"] == RunStarted.kind)
+    both.fold(lines)
+    newest = both
+    if recent is not lines:
+        newest = Progress()
+        newest.fold(recent)
     pid = both.started.pid if both.started else None
     return Summary(
         step=both.step,

@@ -319,6 +319,19 @@ def test_the_summary_of_a_long_log_reads_its_ends_only(tmp_path: Path) -> None:
     assert brief.loss == pytest.approx(1 / 79_999, rel=0.01)
 
 
+def test_a_log_is_read_again_only_when_it_has_grown(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(lines([{"kind": "started", "steps": 9_000, "pid": 77}, *steps(1, 5_000)]))
+    process = psutil.Process()
+    first = summary(file)
+    before = process.io_counters().read_chars
+    assert summary(file) == first
+    assert process.io_counters().read_chars - before < 10_000
+    with file.open("ab") as stream:
+        stream.write(lines(steps(5_000, 5_010)))
+    assert summary(file).step == first.step + 10
+
+
 def test_a_farewell_before_the_start_does_not_count(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     old = lines([{"kind": "started", "steps": 9}, *steps(1, 5), {"kind": "stopped", "step": 4}])
