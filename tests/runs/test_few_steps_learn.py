@@ -10,8 +10,8 @@ from tests.runs.learning import learn, losses_fall
 
 
 def test_a_model_of_few_steps_learns_a_new_color_and_keeps_its_eight_steps(tmp_path: Path) -> None:
-    """Without guidance, as it was distilled; 100 % teal after 60 steps."""
-    learned = learn("zimage_train_network/toy-star-zimage", tmp_path, num_images=12, train_data_dir="toy:teal", max_train_steps=60)
+    """Without guidance, as it was distilled; 100 % teal after 45 steps."""
+    learned = learn("zimage_train_network/toy-star-zimage", tmp_path, num_images=12, train_data_dir="toy:teal", max_train_steps=45)
     before, old_before = learned.obedience("teal", after=False), learned.obedience("old", after=False)
     after, old_after = learned.obedience("teal"), learned.obedience("old")
     print(f"teal {before} -> {after}; old {old_before} -> {old_after}")
