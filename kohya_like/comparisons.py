@@ -43,7 +43,6 @@ MAX_COLUMNS = 24
 MAX_COMPARISONS = 100
 """So many are listed, the newest."""
 MAX_SEED = 2**63
-BASE_LABEL = "base"
 _OWN_SEED = re.compile(r"\s--d\s+(\d+)")
 _KEY = re.compile(r"[0-9a-f]{40}")
 

@@ -542,9 +542,6 @@ def _matched(members: list[tuple[int, int]], resolution: int, wanted: int, seed:
     return [(index, resolution, count) for (index, _), count in zip(members, times) if count]
 
 
-CaptionOf = Callable[[SampleRef], str]
-
-
 def caption_of(plan: Plan, rules: Sequence[CaptionRules], ref: SampleRef) -> str:
     """The text a sample is shown with; rules are plan.caption_rules(steps of the run)."""
     image = plan.images[ref.image]

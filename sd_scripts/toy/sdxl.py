@@ -19,9 +19,6 @@ from .parts import clip_text_config, zero_snr_scheduler
 from .pretraining import BaseSettings, Latents, ToyBatch
 from .tokens import clip_tokenizer
 
-LATENT_GRID = 16
-"""Sides in pixels must be multiples of this: f8 latents, halved once inside the UNet."""
-
 _TEXT_WIDTHS = (32, 64)
 _TIME_WIDTH = 32  # of each of the six size and crop numbers
 

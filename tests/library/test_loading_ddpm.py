@@ -111,7 +111,8 @@ def test_what_a_folder_holds_is_read_by_diffusers_itself(latents: Parts, tmp_pat
     encoder = CaptionEncoder.from_pretrained(place, subfolder="text_encoder", local_files_only=True)
     scheduler = DDIMScheduler.from_pretrained(place, subfolder="scheduler", local_files_only=True)
     for mine, theirs in ((latents.backbone, unet), (latents.vae, vae), (latents.text_encoders["te1"], encoder)):
-        assert all(torch.equal(tensor, theirs.state_dict()[name]) for name, tensor in mine.state_dict().items())
+        state = theirs.state_dict()
+        assert all(torch.equal(tensor, state[name]) for name, tensor in mine.state_dict().items())
     assert (scheduler.config.prediction_type, scheduler.config.beta_schedule) == ("sample", "squaredcos_cap_v2")
     index = json.loads((place / "model_index.json").read_text())
     assert (
@@ -124,8 +125,9 @@ def test_what_a_folder_holds_is_read_by_diffusers_itself(latents: Parts, tmp_pat
 def test_a_model_saved_in_16_bits_is_rounded_and_loaded_in_the_precision_asked_for(pixels: Parts, tmp_path: Path) -> None:
     for form in ("safetensors", "diffusers"):
         again = load(saved(pixels, tmp_path / form, form, torch.float16))
+        state = again.backbone.state_dict()
         for name, weight in pixels.backbone.state_dict().items():
-            assert torch.equal(again.backbone.state_dict()[name], weight.half().float())
+            assert torch.equal(state[name], weight.half().float())
     assert load(tmp_path / "diffusers", torch.bfloat16).text_encoders["te1"].tokens.weight.dtype == torch.bfloat16
 
 

@@ -109,8 +109,9 @@ def test_a_model_saved_in_16_bits_is_rounded_and_loaded_in_the_precision_asked_f
     parts = LGT.tiny()
     for form in ("safetensors", "diffusers"):
         again = load(saved(parts, tmp_path / form, form, torch.float16))
+        state = again.backbone.state_dict()
         for name, weight in parts.backbone.state_dict().items():
-            assert torch.equal(again.backbone.state_dict()[name], weight.half().float())
+            assert torch.equal(state[name], weight.half().float())
     again = load(tmp_path / "diffusers", torch.bfloat16)
     assert {weight.dtype for weight in again.backbone.parameters()} == {torch.bfloat16}
     assert {weight.dtype for weight in again.vae.parameters()} == {torch.float32}

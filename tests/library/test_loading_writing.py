@@ -144,8 +144,9 @@ def test_large_weights_are_split_into_files_that_every_reader_joins(model, parts
     assert_same(load(model, tmp_path / "model"), parts)
     kind = StableDiffusionXLPipeline if model == "sdxl" else StableDiffusionPipeline
     theirs = kind.from_pretrained(tmp_path / "model", local_files_only=True)
-    assert all(torch.equal(theirs.unet.state_dict()[key], tensor) for key, tensor in parts.backbone.state_dict().items())
-    assert all(torch.equal(theirs.text_encoder.state_dict()[key], t) for key, t in parts.text_encoders["te1"].state_dict().items())
+    for read, ours in ((theirs.unet, parts.backbone), (theirs.text_encoder, parts.text_encoders["te1"])):
+        state = read.state_dict()
+        assert all(torch.equal(state[key], tensor) for key, tensor in ours.state_dict().items())
 
 
 def test_no_written_file_names_a_folder_of_this_machine(model, parts, tmp_path):

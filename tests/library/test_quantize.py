@@ -132,7 +132,8 @@ def test_the_linear_layers_of_all_blocks_are_held_in_few_bits_and_no_others(name
         assert error == pytest.approx(float(found), rel=1e-4), path
         assert least < error < most, f"{path}: {error}"
     untouched = {key: tensor for key, tensor in parts.backbone.state_dict().items() if not key.startswith(tuple(f"{one}." for one in held))}
-    assert untouched and all(torch.equal(tensor, plain.backbone.state_dict()[key]) for key, tensor in untouched.items())
+    state = plain.backbone.state_dict()
+    assert untouched and all(torch.equal(tensor, state[key]) for key, tensor in untouched.items())
     assert (parts.device, dtype_of(parts.backbone)) == (plain.device, dtype_of(plain.backbone))
     with pytest.raises(AssertionError, match="lost its weights"):
         check_whole(*parts.modules().values())

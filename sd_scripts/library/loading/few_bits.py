@@ -25,6 +25,7 @@ from sd_scripts.runs.model_headers import (
     BITS_AND_BYTES,
     BLOCKS,
     INSTEAD,
+    MXFP8,
     NVFP4,
     SCALED,
     SCALES,
@@ -41,8 +42,8 @@ from sd_scripts.schema.outside import json_of
 MARK = ".comfy_quant"
 _BESIDE = (*SCALES, ".weight_scale_2", ".scale_input", ".input_scale", MARK, "scaled_fp8")
 """What ComfyUI's files have besides the weights: factors of weights and of layer inputs, and marks."""
-_READ = ("float8_e4m3fn", "float8_e5m2", "int8_tensorwise", "mxfp8", "nvfp4")
-"""Formats of `.comfy_quant`."""
+_READ = {**dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "int8_tensorwise"), SCALED), "mxfp8": MXFP8, "nvfp4": NVFP4}
+"""How weights of the formats that `.comfy_quant` names are held."""
 _LEVELS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 """What four bits stand for in nvfp4: a sign, two bits of exponent, one of mantissa (OCP Microscaling Formats 1.0, 2023, E2M1)."""
 _TURN = torch.tensor([[1.0, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]]) / 2
@@ -71,7 +72,9 @@ def packed_in(header: Header, option: str) -> tuple[dict[str, Packed], set[str]]
     told = _told(header, [*states.values(), *(name for name in header.shapes if name.endswith(MARK))], option)
     marks = _in_metadata(header) | {name.removesuffix(MARK): one for name, one in told.items() if name.endswith(MARK)}
     for name, mark in marks.items():
-        if mark.get("format") not in _READ:
+        weight = f"{name}.weight"
+        form, scale = _READ.get(str(mark.get("format"))), scale_of(weight, header)
+        if form is None or (scale is not None and form != form_of(weight, scale, header)):
             raise refused_bits(header, option, f"{name}{MARK}: {mark.get('format')}")
     for weight, state in states.items():
         found[weight] = _four_bits(weight, told[state], header, option)

@@ -98,8 +98,9 @@ def test_a_new_model_moves_nothing_and_follows_from_its_seed_alone() -> None:
     assert torch.equal(state, torch.get_rng_state())
     x, t = torch.randn(2, 16, 8, 8), torch.rand(2)
     assert FAMILY.denoise(first, x, t, FAMILY.encode_prompts(first, ["flat", ""])).abs().max() == 0
+    state = again.backbone.state_dict()
     for name, tensor in first.backbone.state_dict().items():
-        assert torch.equal(tensor, again.backbone.state_dict()[name])
+        assert torch.equal(tensor, state[name])
     assert not torch.equal(first.backbone.conv_in.weight, other.backbone.conv_in.weight)
     assert first.kind == "velocity" and not any(weight.requires_grad for weight in first.backbone.parameters())
 

@@ -22,6 +22,7 @@ from sd_scripts.library.loading.common import read_json
 from sd_scripts.library.loading.layouts import places, shape_to_original
 from sd_scripts.schema.errors import OptionError
 from tests.anima_in_diffusers import pipeline_of, without_torchvision
+from tests.library.loading_in_small import assert_same
 from tests.library.networks.adapters_in_small import near, saved, velocity
 
 ANIMA = Anima()
@@ -68,8 +69,7 @@ def test_files_of_the_transformer_are_read_with_the_conditioner_in_them(prefix: 
     save_file(words, encoder)
     vae = str(tmp_path / "model" / "vae")
     found = loaded(pretrained_model_name_or_path=str(file), vae=vae, text_encoder=str(encoder))
-    for name, module in parts.modules().items():
-        assert all(torch.equal(found.modules()[name].state_dict()[key], tensor) for key, tensor in module.state_dict().items()), name
+    assert_same(found, parts)
 
 
 def loaded(**given: str) -> Parts:

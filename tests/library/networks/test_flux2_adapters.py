@@ -96,11 +96,9 @@ def test_comfyuis_files_are_read(prefix: str, scaled: bool, parts: Parts, tmp_pa
     )
     found = LOADER.load(options, torch.device("cpu"), torch.float32)
     for name, module in parts.modules().items():
-        inexact = scaled and name == "backbone"
+        inexact, state = scaled and name == "backbone", found.modules()[name].state_dict()
         for key, tensor in module.state_dict().items():
-            torch.testing.assert_close(
-                found.modules()[name].state_dict()[key], tensor, atol=0.01 if inexact else 0, rtol=0.07 if inexact else 0
-            )
+            torch.testing.assert_close(state[key], tensor, atol=0.01 * inexact, rtol=0.07 * inexact)
 
 
 def test_dev_is_refused_with_a_sentence(parts: Parts, tmp_path: Path) -> None:

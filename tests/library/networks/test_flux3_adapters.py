@@ -96,9 +96,9 @@ def test_comfyuis_files_are_read(prefix: str, scaled: bool, parts: Parts, tmp_pa
     )
     found = LOADER.load(options, CPU, torch.float32)
     for name, module in parts.modules().items():
-        inexact = scaled and name == "backbone"
+        inexact, state = scaled and name == "backbone", found.modules()[name].state_dict()
         for key, tensor in module.state_dict().items():
-            torch.testing.assert_close(found.modules()[name].state_dict()[key], tensor, atol=0.01 * inexact, rtol=0.07 * inexact)
+            torch.testing.assert_close(state[key], tensor, atol=0.01 * inexact, rtol=0.07 * inexact)
 
 
 @pytest.mark.parametrize("single", [False, True])

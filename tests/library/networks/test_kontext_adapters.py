@@ -70,8 +70,9 @@ def test_comfyuis_files_are_read(prefix: str, scaled: bool, parts: Parts, tmp_pa
     given = {option: str(tmp_path / "model" / folder) for option, folder in own.items()}
     options = KontextModelOptions(pretrained_model_name_or_path=str(tmp_path / "model" / "kontext.safetensors"), **given)
     found = LOADER.load(options, CPU, torch.float32)
+    read = found.backbone.state_dict()
     for key, tensor in state.items():
-        torch.testing.assert_close(found.backbone.state_dict()[key], tensor, atol=0.01 if scaled else 0, rtol=0.07 if scaled else 0)
+        torch.testing.assert_close(read[key], tensor, atol=0.01 if scaled else 0, rtol=0.07 if scaled else 0)
     assert near(KONTEXT.encode_prompts(found, ["cat"])[0]["text"], KONTEXT.encode_prompts(parts, ["cat"])[0]["text"])
 
 

@@ -19,7 +19,7 @@ from sd_scripts.families.krea2.options import Krea2ModelOptions
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.loading.common import read_json
 from sd_scripts.library.loading.layouts import places, shape_to_original
-from tests.library.loading_in_small import to_original
+from tests.library.loading_in_small import assert_same, to_original
 from tests.library.networks.adapters_in_small import near, saved, velocity
 
 KREA = Krea2()
@@ -72,8 +72,7 @@ def test_files_of_the_transformer_alone_are_read(prefix: str, published: bool, p
         text_encoder=str(tmp_path / "model" / "text_encoder" / "qwen3vl.safetensors"),
     )
     found = LOADER.load(options, torch.device("cpu"), torch.float32)
-    for name, module in parts.modules().items():
-        assert all(torch.equal(found.modules()[name].state_dict()[key], tensor) for key, tensor in module.state_dict().items()), name
+    assert_same(found, parts)
 
 
 @pytest.mark.parametrize("layout", ["diffusers", "comfyui"])
