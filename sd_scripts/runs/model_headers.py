@@ -141,9 +141,11 @@ def scale_of(name: str, header: Header) -> str | None:
 
 def form_of(name: str, scale: str, header: Header) -> str:
     """How ComfyUI holds a weight of these factors, as the kinds of numbers tell it: SCALED, MXFP8 or NVFP4."""
-    if header.dtypes.get(name) == "U8" and f"{scale}_2" in header.shapes:
+    kinds = header.dtypes.get(name), header.dtypes.get(scale)
+    # The factors of blocks may be held as plain bytes.
+    if kinds[0] == "U8" and kinds[1] in ("U8", "F8_E4M3") and f"{scale}_2" in header.shapes:
         return NVFP4
-    return MXFP8 if header.dtypes.get(scale) in ("U8", "F8_E8M0") else SCALED
+    return MXFP8 if kinds[0] in FLOAT8 and kinds[1] in ("U8", "F8_E8M0") else SCALED
 
 
 def refused_bits(header: Header, option: str, name: str) -> OptionError:
@@ -171,9 +173,10 @@ def _check_factors(name: str, scale: str, header: Header, option: str) -> str:
         fits = tuple(side for side in factors if side != 1) in ((), shape[:1]) and (math.prod(factors) == 1 or factors[0] != 1)
         known = "one for each tensor or each row"
     else:
-        columns = shape[-1] * (2 if form == NVFP4 else 1) / BLOCKS[form]
-        tiles = [-(-side // tile) * tile for side, tile in zip((shape[0], columns), TILE, strict=True)]
-        fits = len(shape) == 2 and columns % 1 == 0 and math.prod(factors) == math.prod(tiles)
+        rows, row = shape if len(shape) == 2 else (0, 1)
+        row *= 2 if form == NVFP4 else 1
+        held = -(-rows // TILE[0]) * -(-row // (BLOCKS[form] * TILE[1])) * math.prod(TILE)
+        fits = row % BLOCKS[form] == 0 and math.prod(factors) == held and math.prod(header.shapes.get(f"{scale}_2", ())) == 1
         known = f"one for each {BLOCKS[form]} numbers of a row"
     if not fits:
         raise OptionError(

@@ -45,6 +45,27 @@ def test_weights_of_comfyui_become_the_numbers_that_it_gives_itself(tmp_path: Pa
     assert torch.equal(read(entries(read_header(tmp_path / "model.safetensors", "model"), "model")["turned.weight"]), turned)
 
 
+def test_damaged_weights_of_comfyui_are_read_or_refused_in_a_sentence(tmp_path: Path) -> None:
+    """Each tensor of the file in other kinds and shapes, and marks that say something else."""
+    whole, path, wrong = load_file(COMFY), tmp_path / "model.safetensors", []
+    marks = ('{"format": "nvfp4"}', '{"format": "int8_tensorwise", "params": 3}', '{"format": "int8_tensorwise", "convrot": true}', "[]")
+    others = [torch.ones(shape, dtype=kind) for shape in ((), (3,), (2, 2), (1, 1, 1)) for kind in (torch.float32, torch.uint8, torch.int8)]
+    for name, tensor in whole.items():
+        told = [torch.tensor(list(mark.encode()), dtype=torch.uint8) for mark in marks] if name.endswith("quant") else []
+        same = [tensor.float(), tensor.half(), tensor.float().to(torch.int8)] if tensor.dtype != torch.float32 else [tensor.half()]
+        for other in (None, *others, *told, *same):
+            save_file(whole | {name: other} if other is not None else {key: one for key, one in whole.items() if key != name}, path)
+            try:
+                read = Reader()
+                for entry in entries(read_header(path, "model"), "model").values():
+                    assert read(entry).shape == entry.shape
+            except OptionError:
+                pass
+            except Exception as err:
+                wrong.append(f"{name} as {other if other is None else (other.dtype, other.shape)}: {err!r}"[:200])
+    assert not wrong, "\n".join(wrong)
+
+
 def test_weights_of_bitsandbytes_become_the_numbers_that_it_gives_itself(tmp_path: Path) -> None:
     found, read = entries(read_header(BITSANDBYTES, "model"), "model"), Reader()
     names = sorted(name.removesuffix(".weight") for name in found if name.endswith(".weight"))

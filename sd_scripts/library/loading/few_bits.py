@@ -39,8 +39,8 @@ from sd_scripts.runs.model_headers import (
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
 
-MARK = ".comfy_quant"
-_BESIDE = (*SCALES, ".weight_scale_2", ".scale_input", ".input_scale", MARK, "scaled_fp8")
+_MARK = ".comfy_quant"
+_BESIDE = (*SCALES, ".weight_scale_2", ".scale_input", ".input_scale", _MARK, "scaled_fp8")
 """What ComfyUI's files have besides the weights: factors of weights and of layer inputs, and marks."""
 _READ = {**dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "int8_tensorwise"), SCALED), "mxfp8": MXFP8, "nvfp4": NVFP4}
 """How weights of the formats that `.comfy_quant` names are held."""
@@ -69,13 +69,13 @@ def packed_in(header: Header, option: str) -> tuple[dict[str, Packed], set[str]]
     check_bits(header, option)
     found, beside = {}, {name for name in header.shapes if name.endswith(_BESIDE)}
     states = {name.partition(BITS_AND_BYTES)[0]: name for name in header.shapes if BITS_AND_BYTES in name}
-    told = _told(header, [*states.values(), *(name for name in header.shapes if name.endswith(MARK))], option)
-    marks = _in_metadata(header) | {name.removesuffix(MARK): one for name, one in told.items() if name.endswith(MARK)}
+    told = _told(header, [*states.values(), *(name for name in header.shapes if name.endswith(_MARK))], option)
+    marks = _in_metadata(header) | {name.removesuffix(_MARK): one for name, one in told.items() if name.endswith(_MARK)}
     for name, mark in marks.items():
         weight = f"{name}.weight"
         form, scale = _READ.get(str(mark.get("format"))), scale_of(weight, header)
         if form is None or (scale is not None and form != form_of(weight, scale, header)):
-            raise refused_bits(header, option, f"{name}{MARK}: {mark.get('format')}")
+            raise refused_bits(header, option, f"{name}{_MARK}: {mark.get('format')}")
     for weight, state in states.items():
         found[weight] = _four_bits(weight, told[state], header, option)
         beside |= {name for name in header.shapes if name.startswith(f"{weight}.")}
@@ -97,8 +97,8 @@ def _told(header: Header, names: list[str], option: str) -> dict[str, dict[str, 
         return {}
     try:
         with safe_open(str(header.path), framework="pt", device="cpu") as file:
-            found = {name: json_of(bytes(file.get_tensor(header.stored.get(name, name)).tolist())) for name in names}
-    except (SafetensorError, OSError, ValueError) as err:
+            found = {name: json_of(bytes(file.get_tensor(header.stored.get(name, name)).flatten().tolist())) for name in names}
+    except (SafetensorError, OSError, ValueError, TypeError) as err:
         raise OptionError(f"{option}: {header.path.name} does not say how its weights are quantised ({err}). {INSTEAD}") from err
     return {name: value if isinstance(value, dict) else {} for name, value in found.items()}
 
@@ -127,7 +127,7 @@ def _by_blocks(name: str, scale: str, header: Header) -> Packed:
         tiles = get(scale).view(torch.uint8).view(-(-rows // TILE[0]), -1, 32, TILE[0] // 32, TILE[1])
         kept = tiles.permute(0, 3, 2, 1, 4).reshape(len(tiles) * TILE[0], -1)[:rows, : columns // BLOCKS[form]].contiguous()
         if form == NVFP4:
-            factors = kept.view(torch.float8_e4m3fn).float() * get(f"{scale}_2").float()
+            factors = kept.view(torch.float8_e4m3fn).float() * get(f"{scale}_2").float().flatten()
             values = _levels(get(name), _LEVELS)
         else:
             factors, values = kept.view(torch.float8_e8m0fnu).float(), get(name).float()
@@ -144,8 +144,9 @@ def _levels(codes: Tensor, levels: Tensor) -> Tensor:
 
 def _turned(one: Packed, name: str, mark: dict[str, Any], header: Header, option: str) -> Packed:
     """The same, turned back if the mark says that groups of each row were turned."""
-    told = {**(mark.get("params") or {}), **mark}
-    if not told.get("convrot"):
+    params = mark.get("params")
+    told = {**(params if isinstance(params, dict) else {}), **mark}
+    if told.get("format") != "int8_tensorwise" or not told.get("convrot"):
         return one
     group = told.get("convrot_groupsize", 256)
     power = next((power for power in range(1, 8) if 4**power == group), None)
