@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from sd_scripts.toy import worlds
 from tests.ui.on_screen import Eyes
@@ -88,6 +88,50 @@ def test_captions_are_written_in_place_and_no_page_loses_those_of_another(
     other.get_by_role("button", name="Keep mine").click()
     expect(other.locator("#kl-data-told")).to_contain_text("Saved")
     assert (folder / "0001.txt").read_text() == "theirs"
+
+
+def test_what_is_typed_stays_while_the_studio_is_slow_to_answer(studio: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
+    folder = images(tmp_path / "mine", 12)
+    page = visit(studio.url, width=1280, height=720).page
+    opened(page, folder)
+    text, told = page.locator(TEXT), page.locator("#kl-data-told")
+    waiting: list[Route] = []
+
+    def go_on(order: str) -> None:
+        while waiting:
+            waiting.pop().continue_()
+        page.unroute(f"**/kl/data/{order}")
+
+    # Until the caption is here, there is nothing to type into; not the caption of another image, either.
+    page.locator(CELLS).nth(2).click()
+    expect(text).to_have_value("a cat, number 2, red")
+    page.route("**/kl/data/image", lambda route: waiting.append(route))
+    page.locator(CELLS).nth(1).click()
+    expect(text).to_have_value("")
+    expect(text).not_to_be_editable()
+    go_on("image")
+    expect(text).to_have_value("a cat, number 1, red")
+    # Typed while it is saved.
+    page.route("**/kl/data/caption", lambda route: waiting.append(route))
+    text.fill("a dog")
+    text.press("Control+Enter")
+    text.press_sequentially(" runs")
+    go_on("caption")
+    expect(told).to_contain_text("Not saved yet")
+    expect(text).to_have_value("a dog runs")
+    assert (folder / "0001.txt").read_text() == "a dog"
+    text.press("Control+Enter")
+    expect(told).to_contain_text("Saved")
+    assert (folder / "0001.txt").read_text() == "a dog runs"
+    # Typed while an order writes the same caption.
+    text.fill("a dog sleeps")
+    page.get_by_role("button", name="Undo", exact=True).evaluate("button => button.click()")
+    expect(page.locator("#kl-data-1")).to_contain_text("a dog")
+    expect(page.locator("#kl-data-1")).not_to_contain_text("runs")
+    expect(text).to_have_value("a dog sleeps")
+    text.press("Control+Enter")
+    expect(page.locator(".kl-data-conflict")).to_contain_text("It says now:a dog")
+    assert (folder / "0001.txt").read_text() == "a dog"
 
 
 def style(place: Locator, name: str, pseudo: str | None = None) -> str:

@@ -54,6 +54,9 @@ export function makePanel(desk, { changed, step, leaveOut, findMask }) {
     // What was typed for the one before is saved first.
     if (isChanged() && !desk.known.fixed && !(await write())) return;
     index = next;
+    // Nothing can be typed over the words of the one before, nor before those of this one are here.
+    text.readOnly = true;
+    text.value = kept = "";
     const item = desk.known.items[index];
     none.hidden = true;
     inside.hidden = false;
@@ -130,18 +133,20 @@ export function makePanel(desk, { changed, step, leaveOut, findMask }) {
     if (index < 0) return;
     const now = index;
     const answer = await desk.order("image", { index: now });
-    if (now === index && !answer.problem) take(answer);
+    // What is being typed stays; saving it asks, since what it was typed over is not there any more.
+    if (now === index && !answer.problem && !isChanged()) take(answer, text.value);
   }
 
-  // What lies on the disk now, and what training makes of it.
-  function take(answer, words) {
+  // What lies on the disk now, and what training makes of it. What was typed since `asked` stays.
+  function take(answer, asked, words = "") {
     read = answer;
     kept = (answer.text ?? "").trim();
-    text.value = answer.text ?? "";
+    if (text.value === asked) text.value = answer.text ?? "";
+    text.readOnly = false;
     showFacts();
     text.placeholder = answer.text === null && desk.texts[index] ? t`${desk.texts[index]} (what training reads without a caption file)` : "";
     shown.replaceChildren(make("h3", { text: t`As training shows it` }), ...answer.shown.map((each) => make("p", { text: each || t`(an empty text)` })));
-    tell(words);
+    tell(isChanged() ? "" : words);
   }
 
   // Leaving the field and pressing the button come at once: one after the other, and what is saved already is not saved again.
@@ -164,7 +169,7 @@ export function makePanel(desk, { changed, step, leaveOut, findMask }) {
     conflict.hidden = true;
     desk.texts[now] = words.trim();
     changed(now);
-    if (now === index) take(answer, t`Saved.`);
+    if (now === index) take(answer, words, t`Saved.`);
     return true;
   }
 
