@@ -2,7 +2,8 @@
 
 Successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943) with a third kept, as Hyperband does (Li et al. 2018, arXiv 1603.06560):
 all members train the first steps, the better third goes on from where it stopped, and so on to the last step. They are told apart by their
-held-out loss, which each measures on the same images with the same noise. A sweep is a folder in `.sweeps` of the output folder: the
+held-out loss, which each measures on the same images with the same noise; the settings of the form give way only to those that are clearly
+better, because of many losses that differ by chance one is always the lowest. A sweep is a folder in `.sweeps` of the output folder: the
 settings of the form, and which run has which values; how far it is stands in the runs. Starts runs through the supervisor.
 """
 
@@ -297,13 +298,35 @@ def progress_of(sweep: Sweep, jobs: Mapping[str, Job]) -> SweepProgress:
             for place in () if sweep.is_ended else arrived:
                 standings[place] = replace(standings[place], state="waiting")
             return SweepProgress(tuple(standings), rung, tuple(starts), None, False)
-        ranked = sorted(arrived, key=lambda place: standings[place].losses[rung])
+        ranked = _ranked(sweep, arrived, standings, rung, jobs)
         if rung == len(sweep.rungs.steps) - 1 or not ranked:
             return SweepProgress(tuple(standings), rung, (), ranked[0] if ranked else None, True)
         inside = ranked[: sweep.rungs.counts[rung + 1]]
         for place in ranked[len(inside) :]:
-            standings[place] = replace(standings[place], out=f"higher loss at step {sweep.rungs.steps[rung]}")
+            at = sweep.rungs.steps[rung]
+            is_lower = place and 0 in arrived and standings[place].losses[rung] < standings[0].losses[rung]
+            why = f"not clearly better than as in the form at step {at}" if is_lower else f"higher loss at step {at}"
+            standings[place] = replace(standings[place], out=why)
     raise AssertionError("a sweep has a rung")
+
+
+def _ranked(sweep: Sweep, arrived: Sequence[int], standings: Sequence[MemberStanding], rung: int, jobs: Mapping[str, Job]) -> list[int]:
+    """The members that have come to a rung, the best first: by loss, but behind the form's own all that are not clearly better."""
+
+    def gives_way(place: int) -> bool:
+        """Whether the form's own settings stay before a member; without both logs the losses alone tell."""
+        pair = [jobs.get(sweep.members[each].run) for each in (place, 0)]
+        behind = _difference(pair[0].run, pair[1].run, sweep.rungs.steps[rung]) if pair[0] and pair[1] else None
+        if behind is None:
+            return standings[place].losses[rung] >= standings[0].losses[rung]
+        return behind.value >= -(behind.half or 0.0)
+
+    ranked = sorted(arrived, key=lambda place: standings[place].losses[rung])
+    if 0 in arrived:
+        # Stable, and False is before True: clearly better ones, the form's own, the rest.
+        ranked.sort(key=lambda place: 1 if place == 0 else 2 * gives_way(place))
+    # Who was sent on stays in, also where logs that told why are gone.
+    return sorted(ranked, key=lambda place: sweep.members[place].rung <= rung)
 
 
 def _standing(sweep: Sweep, member: Member, job: Job | None) -> MemberStanding:
@@ -337,7 +360,7 @@ def verdict(sweep: Sweep, progress: SweepProgress, jobs: Mapping[str, Job]) -> s
     won, own = progress.standings[progress.winner], progress.standings[0]
     loss = f"{won.losses[-1]:.4g}"
     if progress.winner == 0:
-        return f"The settings of the form have the lowest held-out loss, {loss}; nothing that was tried does better."
+        return f"The settings of the form stay, with a held-out loss of {loss}; nothing that was tried is clearly better."
     said = f"{sweep.words(won.member)} has the lowest held-out loss, {loss}"
     rung = min(len(won.losses), len(own.losses)) - 1
     if rung < 0 or own.member.run not in jobs or won.member.run not in jobs:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from playwright.sync_api import expect
 from kohya_like import cli, desk, sweeps
 from kohya_like.supervisor import ENDED, JobSupervisor
 from sd_scripts.families import RUNS
+from sd_scripts.runs.events import RunStopped, Validated
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import toml_files
 from sd_scripts.schema.errors import OptionError
 from tests.ui.standin_runs import command, options, until
@@ -124,6 +128,53 @@ def test_the_better_third_goes_on_and_a_studio_that_was_closed_takes_it_up(super
     assert f"at step {step} it is lower than that of the form's settings by 1.7" in sweeps.verdict(sweep, progress, jobs)
     assert kept.discard_others(name) == [run for run in first if run != won.member.run]
     assert [job.name for job in supervisor.seen()] == [won.member.run]
+
+
+def test_the_settings_of_the_form_give_way_only_to_what_is_clearly_better(supervisor: JobSupervisor) -> None:
+    """In a campaign of 25 tasks the lowest of losses that differed by chance drew worse than the preset it replaced."""
+    base = options(supervisor.root, max_train_steps=90)
+    planned = sweeps.planned(base, {"learning_rate": (2e-3, 3e-3, 4e-3)})
+    rng = random.Random(7)
+    easy = [0.1 * each for each in range(16)]
+
+    def after(losses: list[tuple[float, float]], sent_on: tuple[int, ...] = ()) -> sweeps.SweepProgress:
+        """Where a sweep stands whose members have these mean losses and so much chance in each single one."""
+        members = []
+        for place, (mean, chance) in enumerate(losses):
+            member = planned.members[place]
+            run = RunDirectory.create(supervisor.root, "tried", planned.options(member))
+            noise = [rng.uniform(-chance, chance) for _ in easy]
+            middle = sum(noise) / len(noise)
+            samples = [[0.5, each + mean + off - middle] for each, off in zip(easy, noise, strict=True)]
+            step = planned.rungs.steps[0]
+            run.log(Validated(step=step, loss=sum(loss for _, loss in samples) / len(samples), samples=samples))
+            run.log(RunStopped(step=step))
+            members.append(replace(member, run=run.path.name, rung=int(place in sent_on)))
+        sweep = replace(planned, members=tuple(members))
+        jobs = {job.name: job for job in supervisor.jobs()}
+        progress = sweeps.progress_of(sweep, jobs)
+        gone = {job.name: job for job in supervisor.jobs() if job.name != members[0].run}
+        kept = [replace(member, losses=one.losses) for member, one in zip(members, progress.standings, strict=True)]
+        without = sweeps.progress_of(replace(sweep, members=tuple(kept)), gone)
+        assert not sent_on or [one.out for one in without.standings] == [one.out for one in progress.standings]
+        return progress
+
+    assert planned.rungs.counts[:2] == (4, 2)
+    step = planned.rungs.steps[0]
+    # Two are lower by chance, and of those one goes on beside the form's own.
+    progress = after([(1.0, 0.0), (0.99, 0.4), (0.98, 0.4), (1.2, 0.0)])
+    assert progress.starts == (0, 2)
+    assert [one.out for one in progress.standings] == [
+        "",
+        f"not clearly better than as in the form at step {step}",
+        "",
+        f"higher loss at step {step}",
+    ]
+    # Two are clearly lower.
+    progress = after([(1.0, 0.0), (0.9, 0.01), (0.98, 0.4), (0.99, 0.001)])
+    assert progress.starts == (1, 3) and progress.standings[0].out == f"higher loss at step {step}"
+    # What was sent on by an earlier rule stays in.
+    assert after([(1.0, 0.0), (0.99, 0.4), (0.98, 0.4), (1.2, 0.0)], sent_on=(1, 2)).standings[0].out == f"higher loss at step {step}"
 
 
 def test_a_sweep_that_is_ended_starts_nothing_more(supervisor: JobSupervisor) -> None:
