@@ -98,7 +98,9 @@ def test_what_is_typed_stays_while_the_studio_is_slow_to_answer(studio: Any, vis
     waiting: list[Route] = []
 
     def go_on(order: str) -> None:
-        while waiting:
+        while not waiting:
+            page.wait_for_timeout(10)
+        with page.expect_response(f"**/kl/data/{order}"):
             waiting.pop().continue_()
         page.unroute(f"**/kl/data/{order}")
 

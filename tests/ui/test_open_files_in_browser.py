@@ -188,6 +188,8 @@ def test_while_settings_are_opened_nothing_else_is_written_into_the_form_and_aft
             rate.focus()
             page.keyboard.type("7")
             expect(rate, way).to_have_value("0.5")
+            while not waiting:
+                page.wait_for_timeout(10)
             waiting[0].continue_()
             expect(rate, way).to_have_value("0.0003")
         expect(status, way).not_to_contain_text("Opening ")

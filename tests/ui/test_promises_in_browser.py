@@ -132,6 +132,8 @@ def send_away(page: Page, _root: Path) -> None:
     """Captions by a server that does not answer, so that there is time to stop."""
     page.locator("#kl-data-work-caption_model").fill("theirs")
     page.locator("#kl-data-work-endpoint").fill("http://127.0.0.1:9/v1")
+    # All have captions: without this there would be nothing to do.
+    page.locator("#kl-data-work-overwrite").check()
 
 
 def stop_work(page: Page, _root: Path) -> None:

@@ -146,6 +146,8 @@ def test_each_run_has_an_address_and_shows_nothing_of_the_one_before_and_each_ta
         page.reload()
         at(f"run={folders[name]}")
         expect(title).to_have_text(name)
+        if name == "styles":
+            expect(page.locator(".kr-matrix-baselines")).to_be_visible()
         alone[name] = settled()
     assert len(alone["styles"]) > len(alone["at-once"])
     runs_tab(page, "whole")

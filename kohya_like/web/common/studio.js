@@ -42,23 +42,28 @@ function seen(node) {
   return node.isConnected && node.offsetParent !== null && !document.hidden;
 }
 
-// Calls `work` again and again; it returns the seconds until the next time. Nothing is asked while the node cannot be seen.
+/**
+ * Calls `work` again and again; it returns the seconds until the next time. Nothing is asked while the node cannot be seen.
+ * @param {HTMLElement} node
+ * @param {() => number | Promise<number>} work
+ * @returns {() => Promise<void>} calls it now, or once more where it is at work already and what it asked may be out of date
+ */
 export function repeat(node, work) {
   let timer = null;
-  let busy = false;
-  async function turn() {
+  let now = null;
+  let next = null;
+  async function once() {
     clearTimeout(timer);
-    if (busy) return;
-    let pause = 0.5;
-    if (seen(node)) {
-      busy = true;
-      try {
-        pause = await work();
-      } finally {
-        busy = false;
-      }
-    }
+    const pause = seen(node) ? await work() : 0.5;
     timer = setTimeout(turn, 1000 * pause);
+  }
+  function turn() {
+    if (!now) return (now = once().finally(() => (now = null)));
+    next ??= now.then(() => {
+      next = null;
+      return turn();
+    });
+    return next;
   }
   document.addEventListener("visibilitychange", () => !document.hidden && turn());
   turn();

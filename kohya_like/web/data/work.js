@@ -52,7 +52,7 @@ export function makeWork(desk, after) {
   let state = "";
 
   const poll = repeat(root, async () => {
-    if (!run || !STARTED.includes(state)) return 2;
+    if (!run || (offset >= 0 && !STARTED.includes(state))) return 2;
     try {
       await follow();
     } catch (error) {
@@ -76,7 +76,6 @@ export function makeWork(desk, after) {
     tell("");
     tool = row.tool;
     title.textContent = labels[tool] || "";
-    follow().catch((error) => tell(error.message));
     poll();
     learn();
   }
@@ -140,7 +139,7 @@ export function makeWork(desk, after) {
     const answer = await post(`/kl/data/tool/${what}`, { room: desk.known.room, name: run, key: key.node.value }).catch((error) => ({ problems: [{ message: error.message }] }));
     if (answer.problems) tell(answer.problems.map(({ message }) => translated(message)).join(" "));
     else if (answer.run) show(answer.run);
-    else await follow();
+    else await poll();
   }
 
   return {
