@@ -7,7 +7,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image
@@ -140,9 +140,26 @@ def mean_of(values: Sequence[float]) -> Mean:
     return Mean(statistics.fmean(values), student(count - 1) * statistics.stdev(values) / math.sqrt(count), count)
 
 
+def by_image(values: Sequence[float], images: int) -> Mean:
+    """The mean of what so many images, taking turns, show in several samples each; 0: each is of another one.
+
+    Samples of one image lie nearer to each other than those of several, so the interval is that of the images' means; of a single image
+    that of its samples, as wide as if they were all alike.
+    """
+    if not 0 < images < len(values):
+        return mean_of(values)
+    if images == 1:
+        told = mean_of(values)
+        return replace(told, half=None if told.half is None else told.half * math.sqrt(told.count))
+    means = [statistics.fmean(values[place::images]) for place in range(images)]
+    return Mean(statistics.fmean(means), student(images - 1) * statistics.stdev(means) / math.sqrt(images), images)
+
+
 def student(freedom: int) -> float:
-    """The 97.5 % quantile of Student's distribution for 3 degrees of freedom or more, within 1 %: the expansion around the normal one
-    (Abramowitz and Stegun 1964, 26.7.5)."""
+    """The 97.5 % quantile of Student's distribution, within 1 %: for 3 degrees of freedom or more the expansion around the normal one
+    (Abramowitz and Stegun 1964, 26.7.5), which fewer do not follow."""
+    if freedom < 3:
+        return (12.706, 4.3027)[freedom - 1]
     powers: tuple[float, ...] = (
         (Z**3 + Z) / 4,
         (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96,

@@ -32,7 +32,7 @@ from sd_scripts.schema.outside import read_as
 from sd_scripts.schema.runs import RunOptions
 
 from . import desk, form
-from .measures import Mean, mean_of
+from .measures import Mean, by_image
 from .supervisor import ENDED, Job, JobSupervisor
 
 FOLDER = ".sweeps"
@@ -259,23 +259,20 @@ class SweepProgress:
     is_through: bool
 
 
-Pairs = Sequence[Sequence[float]]
-
-
 @lru_cache(maxsize=256)
-def _measured(file: Path, _time: int, _size: int) -> dict[int, tuple[float, Pairs]]:
-    """Mean and single held-out losses of a run by step."""
-    found: dict[int, tuple[float, Pairs]] = {}
+def _measured(file: Path, _time: int, _size: int) -> dict[int, Validated]:
+    """Held-out losses of a run by step."""
+    found: dict[int, Validated] = {}
     for event in RunDirectory(file.parent).history():
         if isinstance(event, RunStarted):
             # What came after the state from which it goes on is done again.
             found = {step: told for step, told in found.items() if step <= event.start_step}
         elif isinstance(event, Validated) and event.loss is not None:
-            found[event.step] = event.loss, event.samples
+            found[event.step] = event
     return found
 
 
-def measured(run: RunDirectory) -> dict[int, tuple[float, Pairs]]:
+def measured(run: RunDirectory) -> dict[int, Validated]:
     """What a run's log says of held-out losses, by step."""
     try:
         stat = run.events_file.stat()
@@ -338,7 +335,7 @@ def _standing(sweep: Sweep, member: Member, job: Job | None) -> MemberStanding:
     for step in sweep.rungs.steps[len(losses) : member.rung + 1]:
         if step not in told:
             break
-        losses.append(told[step][0])
+        losses.append(told[step].loss or 0.0)
     return MemberStanding(member, job.state, job.summary.step, tuple(losses))
 
 
@@ -381,11 +378,12 @@ def _interval(difference: Mean) -> str:
 
 
 def _difference(one: RunDirectory, other: RunDirectory, step: int) -> Mean | None:
-    """How much the held-out losses of one run lie above those of another at a step, image by image; None where they are not the same."""
-    (_, these), (_, those) = (measured(run).get(step, (0.0, ())) for run in (one, other))
-    if not these or [time for time, _ in these] != [time for time, _ in those]:
+    """How much the held-out losses of one run lie above those of another at a step; None where they are not of the same samples."""
+    these, those = (measured(run).get(step) for run in (one, other))
+    if not these or not those or not these.samples or [time for time, _ in these.samples] != [time for time, _ in those.samples]:
         return None
-    return mean_of([loss - low for (_, loss), (_, low) in zip(these, those, strict=True)])
+    gaps = [loss - low for (_, loss), (_, low) in zip(these.samples, those.samples, strict=True)]
+    return by_image(gaps, these.images)
 
 
 # What is on the disk

@@ -162,6 +162,8 @@ class Validated(Event, kind="validation"):
     loss: float | None = None
     samples: list[list[float]] = field(default_factory=list)
     """Time in [0, 1] and loss of each held-out sample, the first MOST_SAMPLES, in the same order and with the same noise every time."""
+    images: int = 0
+    """So many images took turns in these samples, always in one order; 0 where it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 
 from kohya_like import comparison_routes, pick_routes
 from kohya_like.comparisons import content_hash
-from kohya_like.measures import AsAsked, HeldOut, Mean, Nearness, as_asked, losses_of, mean_of, student
+from kohya_like.measures import AsAsked, HeldOut, Mean, Nearness, as_asked, by_image, losses_of, mean_of, student
 from kohya_like.picks import Candidate, choose, chosen, proposal
 from kohya_like.ratings import NAMES
 from kohya_like.votes import Vote, ranking
@@ -43,7 +43,7 @@ from tests.ui.test_comparisons import ADA, Place, asked
 
 
 def test_means_and_their_intervals_are_those_of_scipy() -> None:
-    for freedom in (3, 4, 7, 20, 300):
+    for freedom in (1, 2, 3, 4, 7, 20, 300):
         assert student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=0.01)
     rng = np.random.default_rng(1)
     values = rng.gamma(2, size=24)
@@ -51,6 +51,27 @@ def test_means_and_their_intervals_are_those_of_scipy() -> None:
     told = mean_of(values.tolist())
     assert told.half is not None and (told.value - told.half, told.value + told.half) == pytest.approx((low, high), rel=1e-3)
     assert mean_of([1.0, 2.0, 3.0]).half is None
+
+
+def test_intervals_over_images_hold_where_samples_of_one_image_are_alike() -> None:
+    """Of 400 drawings of a few images, whose samples differ less from each other than images do, the truth lies inside as often as said."""
+    rng = np.random.default_rng(4)
+    for images, samples in ((2, 26), (5, 65), (12, 60)):
+        inside, plain = 0, 0
+        for _ in range(400):
+            values = (rng.normal(size=images)[np.arange(samples) % images] + 0.3 * rng.normal(size=samples)).tolist()
+            told, each = by_image(values, images), mean_of(values)
+            assert told.half is not None and each.half is not None
+            inside += abs(told.value) <= told.half
+            plain += abs(each.value) <= each.half
+        assert plain < 0.75 * 400, "what samples alone tell is too sure"
+        assert inside >= 0.92 * 400, (images, inside)
+        of_images = np.reshape(values, (-1, images)).mean(axis=0)
+        high = stats.ttest_1samp(of_images, 0).confidence_interval().high
+        assert (told.value, told.half) == pytest.approx((np.mean(values), high - of_images.mean()), rel=0.01)
+    assert by_image(values, 0) == by_image(values, 60) == mean_of(values)
+    alone = by_image(values, 1).half
+    assert alone is not None and alone == pytest.approx(np.std(values, ddof=1) * stats.t.ppf(0.975, 59), rel=0.01)
 
 
 def test_checkpoints_are_compared_sample_by_sample_and_by_noise_level() -> None:

@@ -255,6 +255,7 @@ class Trainer:
         process.phases.enter("validate")
         seed, total, count = seed_for(learner.options.seed, 0, "validation"), 0.0, 0
         samples: list[list[float]] = []
+        images = set[str]()
         model.network.train(False)
         try:
             batches = model.data.validation_batches()
@@ -264,13 +265,14 @@ class Trainer:
                     loss, times = learner.losses(batch, seed)
                 process.peers.progress()
                 total, count = total + float(loss.sum()), count + len(batch.names)
+                images |= set(batch.names)
                 if times is not None:
                     pairs = zip(times.tolist(), loss.tolist(), strict=True)
                     samples += [[round(time, 5), float(f"{value:.6g}")] for time, value in pairs]
         finally:
             model.network.train()
         if count and self._main:
-            self.run.log(Validated(step=self.step, loss=total / count, samples=samples[:MOST_SAMPLES]))
+            self.run.log(Validated(step=self.step, loss=total / count, samples=samples[:MOST_SAMPLES], images=len(images)))
             process.accelerator.log({"validation_loss": total / count}, step=self.step)
         if count and self.checkpointer.keeps_best:
             self._keep_best(total / count)
