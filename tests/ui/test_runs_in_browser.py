@@ -120,8 +120,10 @@ def test_each_run_has_an_address_and_shows_nothing_of_the_one_before_and_each_ta
         expect(page).to_have_url(re.compile(f"#{address}$"))
         expect(page.get_by_role("tab", name=tab)).to_have_attribute("aria-selected", "true")
 
-    def settled() -> list[str]:
+    def settled(name: str) -> list[str]:
         """What is seen once it stays as it is: images and evaluations come later, and a run on its way is in the page, hidden."""
+        if name == "styles":
+            expect(page.locator(".kr-matrix-baselines")).to_be_visible()
         seen: list[list[str]] = [[], []]
 
         def stays() -> bool:
@@ -135,7 +137,7 @@ def test_each_run_has_an_address_and_shows_nothing_of_the_one_before_and_each_ta
     def compare(name: str) -> None:
         at(f"run={folders[name]}")
         expect(title).to_have_text(name)
-        now, wanted = settled(), alone[name]
+        now, wanted = settled(name), alone[name]
         wrong.extend(
             [f"{name}: {line}" for line in now if line not in wanted] + [f"{name} lacks {line}" for line in wanted if line not in now]
         )
@@ -146,9 +148,7 @@ def test_each_run_has_an_address_and_shows_nothing_of_the_one_before_and_each_ta
         page.reload()
         at(f"run={folders[name]}")
         expect(title).to_have_text(name)
-        if name == "styles":
-            expect(page.locator(".kr-matrix-baselines")).to_be_visible()
-        alone[name] = settled()
+        alone[name] = settled(name)
     assert len(alone["styles"]) > len(alone["at-once"])
     runs_tab(page, "whole")
     runs_tab(page, "at-once")
