@@ -301,7 +301,8 @@ def progress_of(sweep: Sweep, jobs: Mapping[str, Job]) -> SweepProgress:
         inside = ranked[: sweep.rungs.counts[rung + 1]]
         for place in ranked[len(inside) :]:
             at = sweep.rungs.steps[rung]
-            is_lower = place and 0 in arrived and standings[place].losses[rung] < standings[0].losses[rung]
+            is_behind = 0 in ranked and ranked.index(place) > ranked.index(0)
+            is_lower = is_behind and standings[place].losses[rung] < standings[0].losses[rung]
             why = f"not clearly better than as in the form at step {at}" if is_lower else f"higher loss at step {at}"
             standings[place] = replace(standings[place], out=why)
     raise AssertionError("a sweep has a rung")

@@ -173,6 +173,9 @@ def test_the_settings_of_the_form_give_way_only_to_what_is_clearly_better(superv
     # Two are clearly lower.
     progress = after([(1.0, 0.0), (0.9, 0.01), (0.98, 0.4), (0.99, 0.001)])
     assert progress.starts == (1, 3) and progress.standings[0].out == f"higher loss at step {step}"
+    # Three are, and the form's own settings have nothing to do with why one of them is out.
+    progress = after([(1.0, 0.0), (0.9, 0.01), (0.95, 0.01), (0.92, 0.01)])
+    assert progress.starts == (1, 3) and progress.standings[2].out == f"higher loss at step {step}"
     # What was sent on by an earlier rule stays in.
     assert after([(1.0, 0.0), (0.99, 0.4), (0.98, 0.4), (1.2, 0.0)], sent_on=(1, 2)).standings[0].out == f"higher loss at step {step}"
 
