@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sd_scripts.families.common.qwen3_signs import QWEN3_SIGN
 from sd_scripts.families.common.qwen_vae_signs import QWEN_VAE_SIGN
-from sd_scripts.families.common.transformer_facts import transformer_facts, transformer_kohya
-from sd_scripts.schema.facts import AdapterMarks, PublishedBase, Sign
+from sd_scripts.families.common.transformer_facts import TransformerFacts, TransformerKohya, TransformerMarks, TransformerNetworkFacts
+from sd_scripts.schema.facts import PublishedBase, Sign
 
 TRANSFORMER = "an Anima transformer"
 CONDITIONER = "a text conditioner of Anima alone"
@@ -15,12 +15,12 @@ _ON_THE_PAGE = """cache_text_encoder_outputs cache_text_encoder_outputs_to_disk 
     vae_disable_cache unsloth_offload_checkpointing qwen_image_vae_2d compile torch_compile compile_backend compile_mode compile_dynamic
     compile_fullgraph compile_cache_size_limit""".split()
 """What has a widget of its own for this family on kohya_ss's page."""
-FACTS = transformer_facts(
+FACTS = TransformerFacts(
     label="Anima",
     place=54,
     edits=False,
     demo="toy-star-anima",
-    kohya=transformer_kohya(
+    kohya=TransformerKohya(
         asked=0,
         boxes=("anima_checkbox",),
         marks=("qwen3", "llm_adapter_path", "qwen3_max_token_length", "t5_max_token_length", "llm_adapter_lr"),
@@ -39,22 +39,17 @@ FACTS = transformer_facts(
         defaults={"timestep_sampling": "sigmoid", "discrete_flow_shift": 1.0},
         swaps_pairs=False,
     ),
-    adapters=AdapterMarks(
+    adapters=TransformerMarks(
         architectures=("anima",),
-        text_widths=(),
         layers=(
             r"(llm_adapter|text_conditioner)[._]|(^|[._])blocks[._]\d+[._]((self|cross)_attn[._](q|k|v|output)_proj|mlp[._]layer[12]|adaln_mod)"
             r"|^transformer[._]transformer_blocks[._]\d+[._](attn[12]|ff)[._]"
         ),
     ),
     companions=("vae", "text_encoder", "text_conditioner"),
-    head_sizes=lambda model: (128,),
-    text_lengths_vary=lambda model: False,
-    always_masked=False,
-    mostly_weights=False,
-    guided_together=False,
-    quantized_encoder="te1",
-    vae_in_16_bits=True,
+    network=TransformerNetworkFacts(
+        text_lengths_vary=lambda model: False, always_masked=False, mostly_weights=False, guided_together=False, quantized_encoder="te1"
+    ),
     lora_module="networks.lora_anima",
     signs=(
         Sign(TRANSFORMER, lambda names: names.has("llm_adapter.out_proj.") and names.has("blocks.0.adaln_modulation_self_attn.")),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from sd_scripts.families.common.double_stream_signs import TRANSFORMER
-from sd_scripts.families.common.transformer_facts import transformer_facts, transformer_kohya
-from sd_scripts.schema.facts import AdapterMarks, PublishedBase, Sign
+from sd_scripts.families.common.transformer_facts import TransformerFacts, TransformerKohya, TransformerMarks, TransformerNetworkFacts
+from sd_scripts.schema.facts import PublishedBase, Sign
 
-FACTS = transformer_facts(
+FACTS = TransformerFacts(
     label="FLUX",
     place=20,
     edits=False,
     demo="toy-star-flux",
-    kohya=transformer_kohya(
+    kohya=TransformerKohya(
         asked=1,
         boxes=("flux1_checkbox",),
         marks=("ae", "t5xxl", "model_prediction_type", "guidance_scale", "t5xxl_max_token_length", "apply_t5_attn_mask"),
@@ -36,17 +36,15 @@ FACTS = transformer_facts(
         defaults={"timestep_sampling": "sigma", "discrete_flow_shift": 3.0, "model_prediction_type": "sigma_scaled", "guidance_scale": 3.5},
         swaps_pairs=True,
     ),
-    adapters=AdapterMarks(
-        architectures=("flux",), text_widths=(), layers=r"double_blocks|single_blocks|single_transformer_blocks|lora_te3_"
-    ),
+    adapters=TransformerMarks(architectures=("flux",), layers=r"double_blocks|single_blocks|single_transformer_blocks|lora_te3_"),
     companions=("ae", "clip_l", "t5xxl"),
-    head_sizes=lambda model: (128,),
-    text_lengths_vary=lambda model: model.apply_t5_attn_mask,
-    always_masked=False,
-    mostly_weights=True,
-    guided_together=False,
-    quantized_encoder="te3",
-    vae_in_16_bits=True,
+    network=TransformerNetworkFacts(
+        text_lengths_vary=lambda model: model.apply_t5_attn_mask,
+        always_masked=False,
+        mostly_weights=True,
+        guided_together=False,
+        quantized_encoder="te3",
+    ),
     lora_module="networks.lora_flux",
     signs=(
         # Names are the same in bf16 and in fp8 files, which only add scales. Other models have these blocks, and one network for their

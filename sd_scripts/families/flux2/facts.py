@@ -5,24 +5,20 @@ from __future__ import annotations
 from sd_scripts.families.common.flux2_signs import KLEIN, is_flux2
 from sd_scripts.families.common.qwen3_signs import QWEN3_SIGN
 from sd_scripts.families.common.square_vae_signs import SQUARE_VAE_SIGN
-from sd_scripts.families.common.transformer_facts import transformer_facts
-from sd_scripts.schema.facts import AdapterMarks, PublishedBase, Sign
+from sd_scripts.families.common.transformer_facts import TransformerFacts, TransformerMarks, TransformerNetworkFacts
+from sd_scripts.schema.facts import PublishedBase, Sign
 
-FACTS = transformer_facts(
+FACTS = TransformerFacts(
     label="FLUX.2 Klein",
     place=30,
     edits=True,
     demo="toy-star-flux2",
     kohya=None,
-    adapters=AdapterMarks(architectures=("flux_2", "flux-2", "flux2", "flux.2"), text_widths=(), layers="double_stream_modulation_"),
+    adapters=TransformerMarks(architectures=("flux_2", "flux-2", "flux2", "flux.2"), layers="double_stream_modulation_"),
     companions=("vae", "text_encoder"),
-    head_sizes=lambda model: (128,),
-    text_lengths_vary=lambda model: False,
-    always_masked=False,
-    mostly_weights=True,
-    guided_together=False,
-    quantized_encoder="te1",
-    vae_in_16_bits=True,
+    network=TransformerNetworkFacts(
+        text_lengths_vary=lambda model: False, always_masked=False, mostly_weights=True, guided_together=False, quantized_encoder="te1"
+    ),
     lora_module="networks.lora_flux_2",
     signs=(
         Sign(KLEIN, lambda names: is_flux2(names, guided=False)),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sd_scripts.families.common.flux2_signs import DEV, is_flux2
-from sd_scripts.families.common.transformer_facts import transformer_facts
-from sd_scripts.schema.facts import AdapterMarks, PublishedBase, Sign, TensorNames
+from sd_scripts.families.common.transformer_facts import TransformerFacts, TransformerMarks, TransformerNetworkFacts
+from sd_scripts.schema.facts import PublishedBase, Sign, TensorNames
 
 TEXT_ENCODER = "a Mistral text encoder"
 
@@ -15,22 +15,18 @@ def _is_mistral(names: TensorNames) -> bool:
     return names.has(layer) and names.has("layers.0.mlp.gate_proj.weight") and not names.has("q_norm", "q_proj.bias")
 
 
-FACTS = transformer_facts(
+FACTS = TransformerFacts(
     label="FLUX.2 dev",
     place=32,
     edits=True,
     demo=None,
     kohya=None,
     # Layers have Klein's names, so that they tell nothing.
-    adapters=AdapterMarks(architectures=("flux_2_dev", "flux-2-dev", "flux2-dev", "flux.2-dev"), text_widths=(), layers=r"(?!)"),
+    adapters=TransformerMarks(architectures=("flux_2_dev", "flux-2-dev", "flux2-dev", "flux.2-dev"), layers=r"(?!)"),
     companions=("vae", "text_encoder"),
-    head_sizes=lambda model: (128,),
-    text_lengths_vary=lambda model: False,
-    always_masked=False,
-    mostly_weights=True,
-    guided_together=False,
-    quantized_encoder="te1",
-    vae_in_16_bits=True,
+    network=TransformerNetworkFacts(
+        text_lengths_vary=lambda model: False, always_masked=False, mostly_weights=True, guided_together=False, quantized_encoder="te1"
+    ),
     lora_module="networks.lora_flux_2",
     signs=(Sign(DEV, lambda names: is_flux2(names, guided=True)), Sign(TEXT_ENCODER, _is_mistral)),
     bases=(

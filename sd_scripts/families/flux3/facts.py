@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from sd_scripts.families.common.qwen3vl_signs import QWEN3VL_SIGN
 from sd_scripts.families.common.square_vae_signs import SQUARE_VAE_SIGN
-from sd_scripts.families.common.transformer_facts import transformer_facts
-from sd_scripts.schema.facts import AdapterMarks, PublishedBase, Sign
+from sd_scripts.families.common.transformer_facts import TransformerFacts, TransformerMarks, TransformerNetworkFacts
+from sd_scripts.schema.facts import PublishedBase, Sign
 
 TRANSFORMER = "a FLUX.3 transformer"
 _LICENCE = "FLUX Kommunity: the model and what is trained from it for non-commercial use; images are free under 5 million dollars a year"
-FACTS = transformer_facts(
+FACTS = TransformerFacts(
     label="FLUX.3 Image Klein",
     place=35,
     edits=True,
     demo=None,
     kohya=None,
-    adapters=AdapterMarks(
-        architectures=("flux_3", "flux-3", "flux3", "flux.3"), text_widths=(), layers=r"content_mode_blocks|txt_mode_blocks|mode_blocks\."
+    adapters=TransformerMarks(
+        architectures=("flux_3", "flux-3", "flux3", "flux.3"), layers=r"content_mode_blocks|txt_mode_blocks|mode_blocks\."
     ),
     companions=("vae", "text_encoder"),
-    head_sizes=lambda model: (128,),
-    text_lengths_vary=lambda model: True,
-    always_masked=False,
-    mostly_weights=True,
-    guided_together=False,
-    quantized_encoder="te1",
-    vae_in_16_bits=True,
+    network=TransformerNetworkFacts(
+        text_lengths_vary=lambda model: True, always_masked=False, mostly_weights=True, guided_together=False, quantized_encoder="te1"
+    ),
     lora_module="networks.lora_flux_3",
     signs=(Sign(TRANSFORMER, lambda names: names.has("early_stream_modulations.image.")), SQUARE_VAE_SIGN, QWEN3VL_SIGN),
     bases=(

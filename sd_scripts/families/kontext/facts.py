@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from sd_scripts.families.common.transformer_facts import transformer_facts
-from sd_scripts.schema.facts import AdapterMarks, PublishedBase
+from sd_scripts.families.common.transformer_facts import TransformerFacts, TransformerMarks, TransformerNetworkFacts
+from sd_scripts.schema.facts import PublishedBase
 
-FACTS = transformer_facts(
+FACTS = TransformerFacts(
     label="FLUX.1 Kontext",
     place=25,
     edits=True,
     demo=None,
     kohya=None,
     # Layers have FLUX.1's names, so that they tell nothing.
-    adapters=AdapterMarks(architectures=("flux_kontext", "flux-kontext", "flux-1-kontext"), text_widths=(), layers=r"(?!)"),
+    adapters=TransformerMarks(architectures=("flux_kontext", "flux-kontext", "flux-1-kontext"), layers=r"(?!)"),
     companions=("ae", "clip_l", "t5xxl"),
-    head_sizes=lambda model: (128,),
-    text_lengths_vary=lambda model: False,
-    always_masked=False,
-    mostly_weights=True,
-    guided_together=False,
-    quantized_encoder="te3",
-    vae_in_16_bits=True,
+    network=TransformerNetworkFacts(
+        text_lengths_vary=lambda model: False, always_masked=False, mostly_weights=True, guided_together=False, quantized_encoder="te3"
+    ),
     lora_module="networks.lora_flux",
     signs=(),
     bases=(

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from sd_scripts.families.common.qwen3vl_signs import QWEN3VL_SIGN
 from sd_scripts.families.common.qwen_vae_signs import QWEN_VAE_SIGN
-from sd_scripts.families.common.transformer_facts import transformer_facts
-from sd_scripts.schema.facts import AdapterMarks, PublishedBase, Sign
+from sd_scripts.families.common.transformer_facts import TransformerFacts, TransformerMarks, TransformerNetworkFacts
+from sd_scripts.schema.facts import PublishedBase, Sign
 
 TRANSFORMER = "a Krea 2 transformer"
 _LICENCE = "Krea's: free for those who earn less than a million dollars a year"
-FACTS = transformer_facts(
+FACTS = TransformerFacts(
     label="Krea 2",
     place=52,
     edits=False,
     demo="toy-star-krea2",
     kohya=None,
-    adapters=AdapterMarks(
+    adapters=TransformerMarks(
         architectures=("krea2", "krea_2", "krea-2", "krea 2"),
-        text_widths=(),
         layers=r"((^|[._])(txtfusion|text_fusion)|[._]attn[._](wq|wk|wv|wo|to_gate))([._]|$)",
     ),
     companions=("vae", "text_encoder"),
-    head_sizes=lambda model: (128,),
-    text_lengths_vary=lambda model: True,
-    always_masked=False,
-    mostly_weights=True,
-    guided_together=False,
-    quantized_encoder="te1",
-    vae_in_16_bits=True,
+    network=TransformerNetworkFacts(
+        text_lengths_vary=lambda model: True, always_masked=False, mostly_weights=True, guided_together=False, quantized_encoder="te1"
+    ),
     lora_module="networks.lora_krea2",
     signs=(
         Sign(TRANSFORMER, lambda names: names.has("txtfusion.projector.weight") or names.has("text_fusion.projector.weight")),

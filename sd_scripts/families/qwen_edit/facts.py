@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from sd_scripts.families.common.qwen_vae_signs import QWEN_VAE_SIGN
-from sd_scripts.families.common.transformer_facts import transformer_facts
-from sd_scripts.schema.facts import AdapterMarks, PublishedBase, Sign
+from sd_scripts.families.common.transformer_facts import TransformerFacts, TransformerMarks, TransformerNetworkFacts
+from sd_scripts.schema.facts import PublishedBase, Sign
 
 TRANSFORMER = "a Qwen-Image transformer"
 TEXT_ENCODER = "a Qwen2.5-VL text encoder"
-FACTS = transformer_facts(
+FACTS = TransformerFacts(
     label="Qwen-Image-Edit",
     place=50,
     edits=True,
     demo=None,
     kohya=None,
-    adapters=AdapterMarks(
-        architectures=("qwen_image", "qwen-image"), text_widths=(), layers=r"transformer_blocks[._]\d+[._](img|txt)_(mlp|mod)"
-    ),
+    adapters=TransformerMarks(architectures=("qwen_image", "qwen-image"), layers=r"transformer_blocks[._]\d+[._](img|txt)_(mlp|mod)"),
     companions=("vae", "text_encoder"),
-    head_sizes=lambda model: (128,),
-    text_lengths_vary=lambda model: True,
-    always_masked=False,
-    mostly_weights=True,
-    guided_together=False,
-    quantized_encoder="te1",
-    vae_in_16_bits=True,
+    network=TransformerNetworkFacts(
+        text_lengths_vary=lambda model: True, always_masked=False, mostly_weights=True, guided_together=False, quantized_encoder="te1"
+    ),
     lora_module="networks.lora_qwen_image",
     signs=(
         Sign(TRANSFORMER, lambda names: names.has("transformer_blocks.0.img_mod.1.")),

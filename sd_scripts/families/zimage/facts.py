@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from sd_scripts.families.common.qwen3_signs import QWEN3_SIGN
-from sd_scripts.families.common.transformer_facts import transformer_facts
-from sd_scripts.schema.facts import AdapterMarks, PublishedBase, Sign
+from sd_scripts.families.common.transformer_facts import TransformerFacts, TransformerMarks, TransformerNetworkFacts
+from sd_scripts.schema.facts import PublishedBase, Sign
 
 TRANSFORMER = "a Z-Image transformer"
-FACTS = transformer_facts(
+FACTS = TransformerFacts(
     label="Z-Image",
     place=60,
     edits=False,
     demo="toy-star-zimage",
     kohya=None,
-    adapters=AdapterMarks(
+    adapters=TransformerMarks(
         architectures=("z_image", "z-image"),
-        text_widths=(),
         layers=r"(^|[._])(layers|(noise|context)_refiner)[._]\d+[._](attention|feed_forward|adaLN)",
     ),
     companions=("vae", "text_encoder"),
-    head_sizes=lambda model: (128,),
-    text_lengths_vary=lambda model: True,
-    always_masked=False,
-    mostly_weights=True,
-    guided_together=True,
-    quantized_encoder="te1",
-    vae_in_16_bits=True,
+    network=TransformerNetworkFacts(
+        text_lengths_vary=lambda model: True, always_masked=False, mostly_weights=True, guided_together=True, quantized_encoder="te1"
+    ),
     lora_module="networks.lora_zimage",
     signs=(
         Sign(TRANSFORMER, lambda names: names.has("noise_refiner.0.") and names.has("cap_pad_token", "all_x_embedder")),
