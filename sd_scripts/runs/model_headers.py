@@ -224,6 +224,8 @@ _LAST = (
     Sign("a UNet alone", _is_unet),
     Sign(VAE, _is_vae),
     Sign(T5, lambda names: names.has("block.0.layer.0.SelfAttention.q.weight")),
+    # The first Mistrals, of 7B, have its shapes, too.
+    Sign("a Llama text encoder", lambda names: names.has("layers.0.mlp.gate_proj.weight") and not names.has("q_norm", "q_proj.bias")),
     Sign(CLIP, lambda names: names.has("encoder.layers.0.self_attn.q_proj.weight", "transformer.resblocks.0.")),
 )
 """Networks of several families, which files of whole models hold as well."""

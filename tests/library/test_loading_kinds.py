@@ -45,8 +45,21 @@ FILES: dict[str, tuple[Shapes, str]] = {
         "a FLUX.2 dev transformer",
     ),
     "mistral": (
-        {"model.layers.0.self_attn.q_proj.weight": (1,), "model.layers.0.mlp.gate_proj.weight": (1,)},
+        {
+            "model.layers.0.self_attn.q_proj.weight": (4, 5),
+            "model.layers.0.mlp.gate_proj.weight": (32, 5),
+            "model.layers.0.input_layernorm.weight": (5,),
+        },
         "a Mistral text encoder",
+    ),
+    # Mistral's names: HunyuanVideo and HiDream read with it.
+    "llama": (
+        {
+            "model.layers.0.self_attn.q_proj.weight": (4, 4),
+            "model.layers.0.mlp.gate_proj.weight": (14, 4),
+            "model.layers.0.input_layernorm.weight": (4,),
+        },
+        "a Llama text encoder",
     ),
     # Gemma 2 has Mistral's names and more norms, Gemma 3 has Qwen3's and those.
     "gemma 2": (

@@ -10,9 +10,13 @@ TEXT_ENCODER = "a Mistral text encoder"
 
 
 def _is_mistral(names: TensorNames) -> bool:
-    """Layers as Qwen's, without its norms of queries and its biases."""
-    layer = "layers.0.self_attn.q_proj.weight"
-    return names.has(layer) and names.has("layers.0.mlp.gate_proj.weight") and not names.has("q_norm", "q_proj.bias")
+    """Layers with Llama's names: without Qwen's norms of queries and its biases. A Llama's heads are together as wide as its states; those
+    of Mistral Small 3 are not (config.json: 32 heads of 128 at a width of 5120)."""
+    rows, widths = (
+        [shape[0] for name, shape in names.shapes.items() if name.endswith(f"layers.0.{end}.weight")]
+        for end in ("self_attn.q_proj", "input_layernorm")
+    )
+    return rows not in ([], widths) and names.has("layers.0.mlp.gate_proj.weight") and not names.has("q_norm", "q_proj.bias")
 
 
 FACTS = TransformerFacts(

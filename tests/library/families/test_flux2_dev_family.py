@@ -13,7 +13,7 @@ from diffusers import Flux2Pipeline, Flux2Transformer2DModel
 from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import Mistral3Config, Mistral3ForConditionalGeneration
+from transformers import LlamaConfig, LlamaModel, Mistral3Config, Mistral3ForConditionalGeneration
 
 from sd_scripts.families import family as family_of
 from sd_scripts.families.common.samplers import scheduler_for
@@ -21,6 +21,7 @@ from sd_scripts.families.flux2_dev.loading import LOADER, SPEC, mistral
 from sd_scripts.families.flux2_dev.options import Flux2DevModelOptions
 from sd_scripts.library.core.protocols import Parts, Preview
 from sd_scripts.library.loading.common import read_json
+from sd_scripts.runs.model_headers import Header, what_is
 from sd_scripts.schema.errors import OptionError
 
 DEV, CPU = family_of("flux2_dev"), torch.device("cpu")
@@ -165,6 +166,30 @@ def test_comfyuis_encoder_of_full_size_ends_with_the_last_layer_that_is_read() -
     shapes = {name: tensor.shape for name, tensor in made.state_dict().items()}
     assert all(shapes[name] == shapes[other] for name, other in part.stand_ins.items())
     assert all(f"layers.{number}.x".startswith(part.unread) == (number > 30) for number in range(40))
+
+
+LLAMAS = {
+    "3.1 8B": {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8},
+    "3.2 1B": {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8},
+    "2 13B": {"hidden_size": 5120, "intermediate_size": 13824, "num_attention_heads": 40},
+}
+"""Sizes of Llamas, from their config.json; 13B has the width of Mistral Small 3."""
+
+
+@pytest.mark.parametrize("llama", [None, *LLAMAS])
+def test_files_of_mistral_are_told_from_those_of_llama_by_their_shapes(llama: str | None) -> None:
+    """All names of the one are the other's. Weights in few bits have their rows still, and norms are never in few bits."""
+    with torch.device("meta"):
+        published = mistral(read_json(SPEC.configs / "text_encoder" / "config.json", "model"))
+        made = published if llama is None else LlamaModel(LlamaConfig(num_hidden_layers=1, **LLAMAS[llama]))
+    assert made.state_dict().keys() <= published.state_dict().keys()
+    for start in ("", "model.", "language_model.model."):
+        for shrunk in (1, 2):
+            shapes = {
+                f"{start}{name}": (*one.shape[:1], *(side // shrunk for side in one.shape[1:])) for name, one in made.state_dict().items()
+            }
+            kind = "Mistral" if llama is None else "Llama"
+            assert what_is(Header(Path("model.safetensors"), shapes, {})) == f"a {kind} text encoder"
 
 
 def test_klein_is_refused_with_a_sentence(parts: Parts, tmp_path: Path) -> None:
