@@ -359,7 +359,7 @@ def verdict(sweep: Sweep, progress: SweepProgress, jobs: Mapping[str, Job]) -> s
     loss = f"{won.losses[-1]:.4g}"
     if progress.winner == 0:
         return f"The settings of the form stay, with a held-out loss of {loss}; nothing that was tried is clearly better."
-    said = f"{sweep.words(won.member)} has the lowest held-out loss, {loss}"
+    said = f"{sweep.words(won.member)} wins, with a held-out loss of {loss}"
     rung = min(len(won.losses), len(own.losses)) - 1
     if rung < 0 or own.member.run not in jobs or won.member.run not in jobs:
         return f"{said}."

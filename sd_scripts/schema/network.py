@@ -98,6 +98,11 @@ class NetworkOptions(Section):
     oft_block_size: Annotated[Count, Show(needs="network_type=oft")] = 32
     """Side of the orthogonal blocks (oft); a layer whose input width it does not divide takes the nearest smaller divisor."""
 
+    def backbone_rates(self, learning_rate: float) -> list[float]:
+        """Learning rates that the adapter's layers on the UNet or transformer may have; learning_rate: where none is given."""
+        by_name = [float(text.rpartition("=")[2]) for text in self.network_reg_lrs]
+        return [*by_name, learning_rate if self.unet_lr is None else self.unet_lr]
+
     @property
     def wants_convolutions(self) -> bool:
         """Whether 3x3 convolutions get an adapter, too."""
@@ -217,6 +222,10 @@ class FullOptions(Section):
     ones are trained. Empty means all."""
     exclude_modules: Annotated[tuple[Expression, ...], OF_UNET] = ()
     """Regular expressions on names of weights; matching ones stay as they are."""
+
+    def backbone_rates(self, learning_rate: float) -> list[float]:
+        """Learning rates that weights of the UNet or transformer may have; learning_rate: where none is given."""
+        return [*self.part_rates] or [learning_rate if self.unet_lr is None else self.unet_lr]
 
     @property
     def part_rates(self) -> tuple[float, ...]:

@@ -66,7 +66,7 @@ class RunOptions(Options):
         training, distributed = self.training, self.distributed
         if distributed.global_batch_size is not None and training.gradient_accumulation_steps != 1:
             problems.append("gradient_accumulation_steps follows from global_batch_size; remove one of them")
-        problems += self._memory_option_problems() + self._prior_problems() + self._adapter_problems()
+        problems += self._memory_option_problems() + self._prior_problems() + self._adapter_problems() + self._rate_problems()
         optimizer = self.optimizer
         if not optimizer.allow_custom_modules:
             if optimizer.optimizer_type not in OPTIMIZERS:
@@ -86,6 +86,16 @@ class RunOptions(Options):
             )
         raise_all(problems)
         return self
+
+    def _rate_problems(self) -> list[str]:
+        """Rates of which none is above 0."""
+        network, rate = self.network, self.optimizer.learning_rate
+        rates = network.backbone_rates(rate) if network.train_unet else []
+        if network.train_text_encoder:
+            rates += network.text_encoder_lr or [rate]
+        if any(rates):
+            return []
+        return ["learning_rate: all learning rates are 0, so nothing would be trained; give one of them a value, such as 0.0001"]
 
     def _prior_problems(self) -> list[str]:
         """What base_prior_weight needs."""

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sd_scripts.families import RUNS, TOOLS
-from sd_scripts.families.sdxl.options import SdxlNetwork
+from sd_scripts.families.sdxl.options import SdxlFull, SdxlNetwork
 from sd_scripts.schema import legacy
 from sd_scripts.schema.command_line import parse_cli, parse_tool, to_argv
 from sd_scripts.schema.errors import OptionError
@@ -206,7 +206,7 @@ def example(field: FlatField) -> Any:
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(
-        'pretrained_model_name_or_path = "toy"\ntrain_data_dir = "a"\nnetwork_dim = 8\nlearning_rate = 0\n'
+        'pretrained_model_name_or_path = "toy"\ntrain_data_dir = "a"\nnetwork_dim = 8\nmax_grad_norm = 0\n'
         "[training]\nseed = 7\nmax_train_epochs = 3\n"
     )
     seen = parse_cli(
@@ -214,7 +214,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
     )
     assert seen.options.network.network_dim == 4
     assert seen.options.training.seed == 7 and seen.options.training.max_train_epochs is None
-    assert seen.options.optimizer.learning_rate == 0, "an explicit zero is a value"
+    assert seen.options.optimizer.max_grad_norm == 0, "an explicit zero is a value"
     assert seen.options.dataset.flip_aug and not seen.options.dataset.enable_bucket
     assert "network_alpha" not in seen.given and "network_dim" in seen.given
 
@@ -242,6 +242,34 @@ def test_a_comma_on_the_command_line_is_a_decimal_sign_and_is_told() -> None:
             parse_cli(SdxlNetwork, [*argv(NEEDED), "--train_text_encoder", text])
     both = parse_cli(SdxlNetwork, [*argv(NEEDED), "--train_text_encoder", "--text_encoder_lr=1e-4,0.5"])
     assert flatten(both.options)["text_encoder_lr"] == (1e-4, 0.5)
+
+
+def test_a_run_that_would_train_nothing_is_refused_whichever_rates_are_0() -> None:
+    def told(run: type[RunOptions], **values: object) -> str:
+        try:
+            build(run, NEEDED | {"cache_text_encoder_outputs": False} | values)
+        except OptionError as err:
+            return str(err)
+        return ""
+
+    words = "all learning rates are 0"
+    assert words in told(SdxlNetwork, learning_rate=0) and words in told(SdxlFull, learning_rate=0)
+    assert words in told(SdxlNetwork, unet_lr=0, train_text_encoder=True, text_encoder_lr=[0, 0])
+    assert words in told(SdxlNetwork, learning_rate=0, train_unet=False, train_text_encoder=True)
+    assert words in told(SdxlFull, block_lr=[0] * 23)
+    assert words in told(SdxlNetwork, learning_rate=0, text_encoder_lr=[1e-5]), "text encoders are not trained"
+    for run, rates in (
+        (SdxlNetwork, {"unet_lr": 1e-4}),
+        (SdxlNetwork, {"network_reg_lrs": ["attn2=1e-4"]}),
+        (SdxlNetwork, {"train_text_encoder": True, "text_encoder_lr": [0, 1e-5]}),
+        (SdxlFull, {"unet_lr": 1e-6}),
+        (SdxlFull, {"block_lr": [0] * 22 + [1e-6]}),
+    ):
+        assert told(run, learning_rate=0, **rates) == ""
+
+
+def test_an_expression_of_which_python_may_change_its_mind_one_day_is_taken_without_a_word() -> None:
+    assert build(SdxlNetwork, NEEDED | {"target_modules": ["[[a]ttn"]}).network.target_modules == ("[[a]ttn",)
 
 
 def argv(values: dict[str, str]) -> list[str]:

@@ -134,6 +134,18 @@ def test_what_is_typed_stays_while_the_studio_is_slow_to_answer(studio: Any, vis
     text.press("Control+Enter")
     expect(page.locator(".kl-data-conflict")).to_contain_text("It says now:a dog")
     assert (folder / "0001.txt").read_text() == "a dog"
+    page.get_by_role("button", name="Keep mine").click()
+    expect(told).to_contain_text("Saved")
+    # An answer that says what is wrong.
+    page.route("**/kl/data/image", lambda route: route.fulfill(json={"problem": "The disk is asleep."}))
+    page.locator(CELLS).nth(3).click()
+    expect(told).to_contain_text("could not be read")
+    expect(text).not_to_be_editable()
+    page.unroute("**/kl/data/image")
+    page.locator(CELLS).nth(4).click()
+    page.locator(CELLS).nth(3).click()
+    expect(text).to_have_value("a cat, number 3, blue")
+    assert page.locator(CELLS).evaluate_all("cells => cells.map(cell => Number(cell.ariaPosInSet))") == [*range(1, 13)], "another order"
 
 
 def style(place: Locator, name: str, pseudo: str | None = None) -> str:

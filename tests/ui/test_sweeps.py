@@ -251,7 +251,7 @@ def test_a_sweep_is_planned_beside_the_form_and_its_table_leads_to_its_runs(
     page.get_by_role("button", name="Sweeps", exact=True).click()
     table = page.get_by_role("region", name="Table of the sweep")
     expect(table.locator("tbody tr")).to_have_count(2)
-    expect(page.locator(".kr-compare .kr-caption")).to_contain_text("Learning rate 0.001 has the lowest held-out loss")
+    expect(page.locator(".kr-compare .kr-caption")).to_contain_text("Learning rate 0.001 wins, with a held-out loss of")
     assert page.url.endswith(f"#sweep={name}")
     # The winner has a star, and the lowest loss in bold, which is the one that was measured.
     losses = {one.member.values.get("learning_rate"): one.losses for one in sweeps.progress_of(kept.read(name), kept.jobs()).standings}

@@ -28,16 +28,17 @@ export function makeGrid({ label, cell, choose }) {
   function draw() {
     const first = Math.max(0, Math.floor(root.scrollTop / (height + GAP)) - SPARE_ROWS) * columns;
     const last = Math.min(shown.length, (Math.ceil((root.scrollTop + root.clientHeight) / (height + GAP)) + SPARE_ROWS) * columns);
+    for (const [place, node] of drawn) if (place < first || place >= last) node.remove();
     const now = new Map();
+    let before = null; // they stand in the document in the order in which they are seen: some look at it in that order alone
     for (let place = first; place < last; place += 1) {
       const node = drawn.get(place) || make("div", { id: `kl-data-${shown[place]}`, class: "kl-data-cell", role: "option", "aria-setsize": shown.length, "aria-posinset": place + 1,
         onclick: () => { point(place); root.focus(); } }, cell(shown[place]));
       node.setAttribute("aria-selected", String(place === active));
       node.style.cssText = `left:${GAP + (place % columns) * (width + GAP)}px;top:${GAP + Math.floor(place / columns) * (height + GAP)}px;width:${width}px;height:${height}px`;
-      if (!node.isConnected) space.append(node);
-      now.set(place, node);
+      if (!node.isConnected) space.insertBefore(node, before ? before.nextSibling : space.firstChild);
+      now.set(place, before = node);
     }
-    for (const [place, node] of drawn) if (!now.has(place)) node.remove();
     drawn = now;
     const chosen = drawn.get(active);
     if (chosen) root.setAttribute("aria-activedescendant", chosen.id);

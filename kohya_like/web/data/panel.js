@@ -133,8 +133,10 @@ export function makePanel(desk, { changed, step, leaveOut, findMask }) {
     if (index < 0) return;
     const now = index;
     const answer = await desk.order("image", { index: now });
+    if (now !== index) return;
+    if (answer.problem && text.readOnly) say(told, t`The caption could not be read. Choose the image again.`);
     // What is being typed stays; saving it asks, since what it was typed over is not there any more.
-    if (now === index && !answer.problem && !isChanged()) take(answer, text.value);
+    if (!answer.problem && !isChanged()) take(answer, text.value);
   }
 
   // What lies on the disk now, and what training makes of it. What was typed since `asked` stays.
