@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from sd_scripts.families import RUNS
-from sd_scripts.programs.command_lines import Command
+from sd_scripts.programs.command_lines import Command, clear
 from sd_scripts.schema import flat
 from sd_scripts.schema.imported import Imported
 from sd_scripts.schema.sheet import MISSING, Sheet, is_empty
@@ -19,23 +20,32 @@ def of_line(command: Command) -> Imported | None:
     if not re.search(r"(^|[/\\])sd_scripts[/\\]", command.script) or command.name not in {run.script for run in RUNS.values()}:
         return None
     run = next(run for run in RUNS.values() if run.script == command.name)
-    off = {name[3:]: False for name in command.options if name.startswith("no_") and name not in flat.fields(run)}
-    given = {name: value for name, value in command.options.items() if name[3:] not in off or not name.startswith("no_")}
-    return imported({"script": run.script, **given, **off}, command.name)
+    known, unclear = clear(command.options)
+    off = {name[3:]: False for name in known if name.startswith("no_") and name not in flat.fields(run)}
+    given = {name: value for name, value in known.items() if name[3:] not in off or not name.startswith("no_")}
+    return imported({"script": run.script, **given, **off}, command.name, unclear)
 
 
-def imported(given: Mapping[str, object], name: str) -> Imported:
-    """The settings of a file whose `script` says what it is for, taken as they are. Raises OptionError for a script that is not here."""
+def imported(given: Mapping[str, object], name: str, unclear: Mapping[str, tuple[object, str]] = MappingProxyType({})) -> Imported:
+    """The settings of a file whose `script` says what it is for, taken as they are. Raises OptionError for a script that is not here.
+
+    unclear: what stands in it in words that only a shell knows, with a sentence for each.
+    """
     run = flat.run_of(given)
     sheet = Sheet(run, given)
-    for key, value in given.items():
-        if key in ("script", "schema_version"):
-            sheet.skip(key, f"it says that the file is for {run.label}")
-        elif key in sheet.known and not sheet.known[key].show.cli_only:
-            sheet.take(key, key, value)
-        else:
-            sheet.refuse(key, sheet.advice(key, value) if key not in sheet.known else "only the command line may give it")
+    for key in given:
+        _row(sheet, key)
     missing = dict(MISSING)
     if not is_empty(sheet.value("dataset_config")):
         del missing["train_data_dir"]
+    sheet.ask(unclear, _row)
     return sheet.settle(f"{ORIGIN}: {run.label}", missing)
+
+
+def _row(sheet: Sheet, key: str) -> None:
+    if key in ("script", "schema_version"):
+        sheet.skip(key, f"it says that the file is for {sheet.run.label}")
+    elif key in sheet.known and not sheet.known[key].show.cli_only:
+        sheet.take(key, key, sheet.value(key))
+    else:
+        sheet.refuse(key, sheet.advice(key, sheet.value(key)) if key not in sheet.known else "only the command line may give it")

@@ -81,7 +81,7 @@ def read(name: str, data: bytes, opened: Opened = Opened()) -> Imported:
     if name.lower().endswith((".yaml", ".yml")):
         return _of_yaml(name, text, opened)
     if name.lower().endswith(SCRIPTS) or (not name.lower().endswith((".json", ".toml")) and command_lines.looks_like(text)):
-        return read_lines(name, text, own_toml.of_line)
+        return read_lines(name, text, own_toml.of_line, opened.path, opened.allowed)
     is_json = name.lower().endswith(".json") or text.lstrip().startswith("{")
     return _of_json(name, text, opened) if is_json else _of_toml(name, text, opened)
 

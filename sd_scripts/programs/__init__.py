@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -35,9 +36,14 @@ LINES: tuple[Callable[[str, Command], Imported | None], ...] = (musubi.of_line, 
 """What reads command lines, each None for another program's."""
 
 
-def read_lines(name: str, text: str, own: Callable[[Command], Imported | None]) -> Imported:
-    """The settings of the first training that a text starts; own reads lines of this program. Raises OptionError where it starts none."""
-    found = command_lines.commands(name, text)
+def read_lines(
+    name: str, text: str, own: Callable[[Command], Imported | None], path: Path | None = None, allowed: Callable[[Path], Path] = Path
+) -> Imported:
+    """The settings of the first training that a text starts; own reads lines of this program. Raises OptionError where it starts none.
+
+    path: where the text lies, for the file of options that a line names; allowed: see with_data.
+    """
+    found = [_with_file(command, path, allowed) for command in command_lines.commands(name, text)]
     trainings = [command for command in found if "train" in command.name or command.name == "fine_tune.py"]
     for command in trainings:
         for read in (lambda _name, line: own(line), *LINES):
@@ -53,6 +59,17 @@ def read_lines(name: str, text: str, own: Callable[[Command], Imported | None]) 
         f"{name} starts {scripts or 'no Python script with options'}, which is no training whose command lines are read; sd-scripts' and "
         "musubi-tuner's are"
     )
+
+
+def _with_file(command: Command, path: Path | None, allowed: Callable[[Path], Path]) -> Command:
+    """A command line with what stands in its file of options, where that is beside the script."""
+    named = command.options.get("config_file")
+    if path is None or not isinstance(named, str) or command_lines.unresolved(named) is not None:
+        return command
+    names = (named, f"{named}.toml") if not named.endswith(".toml") else (named,)
+    read = (_read_data(place, allowed) for one in names for place in _places(path, one))
+    tables = next((tables for tables in read if isinstance(tables, Mapping)), {})
+    return replace(command, file=toml_files.opened(tables))
 
 
 class UnclearOwner(OptionError):

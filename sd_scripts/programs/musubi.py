@@ -20,7 +20,7 @@ from .command_lines import Command
 from .kohya.dataset_config import DEFAULTS as DATA_DEFAULTS
 from .kohya.network import ADAPTER, RATES
 from .kohya.reading import TABLE as KOHYA_TABLE
-from .kohya.reading import fill, lines, opened
+from .kohya.reading import fill, lines, opened, rule_of, told_of_files
 from .kohya.sheet import KohyaSheet, Table, rules
 from .table import DIFFUSERS_LINE, FILE_PRECISIONS, NamedModel, kind_of_run, size_shift
 
@@ -94,8 +94,7 @@ def of_line(name: str, command: Command) -> Imported | None:
     script = re.fullmatch(r"(\w+?)_train(_network)?(_self_flow)?\.py", command.name)
     if script is None or script[1] not in MODELS or not ("musubi" in command.script or "dit" in command.options):
         return None
-    given, origin = lines(command)
-    return _imported(name, given, script[1], f"command line of {PROGRAM}", "network" if script[2] else "full", origin)
+    return _imported(name, lines(command)[0], script[1], f"command line of {PROGRAM}", "network" if script[2] else "full", command)
 
 
 def _flat(given: Mapping[str, object]) -> dict[str, object]:
@@ -107,7 +106,7 @@ def _flat(given: Mapping[str, object]) -> dict[str, object]:
 
 
 def _imported(
-    name: str, given: Mapping[str, object], model: str, origin: str, method: str = "", unclear: Mapping[str, str] | None = None
+    name: str, given: Mapping[str, object], model: str, origin: str, method: str = "", command: Command | None = None
 ) -> Imported:
     method = method or ("network" if "network_module" in given or "network_dim" in given else "full")
     if not model:
@@ -123,15 +122,18 @@ def _imported(
     sheet = KohyaSheet(run, merged, page=False, tab="lora" if method == "network" else "finetune", program=PROGRAM, usual_shift=1.0)
     for option, value in found.options.items():
         sheet.put(option, value)
-    fill(sheet, split, KOHYA_TABLE | ADAPTER | RATES | RULES)
-    for key, text in (unclear or {}).items():
-        sheet.lose(key, text)
-    for option, default in _DEFAULTS.items():
-        if option not in sheet.given and sheet.has(option, default) and not (method == "full" and option.startswith("network_")):
+    table, unclear = KOHYA_TABLE | ADAPTER | RATES | RULES, lines(command)[1] if command is not None else {}
+    fill(sheet, split, table)
+    said = {*sheet.given, *unclear, *(name for name in _DEFAULTS if method == "full" and name.startswith("network_"))}
+    for option, default in _DEFAULTS.items() if command is None or not command.lacks_its_file else ():
+        if option not in said and sheet.has(option, default):
             sheet.assume_if_other(option, default, PROGRAM)
     missing = dict(MISSING)
     if not is_empty(sheet.value("dataset_config")):
         del missing["train_data_dir"]
+    if command is not None:
+        sheet.ask(unclear, rule_of(sheet, table))
+        told_of_files(sheet, command)
     return sheet.settle(f"{origin}: {run.label}", missing)
 
 

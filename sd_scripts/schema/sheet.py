@@ -1,11 +1,12 @@
 """The sheet an importer fills in: values on one side, one row for every key on the other; and the check that the values build."""
 
+import copy
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 from sd_scripts.families import FACTS, RUNS
 
@@ -170,6 +171,27 @@ class Sheet:
         """The key is not supported, and the result or what fits into memory follows from it: it stands above the form as well."""
         self.refuse(key, text)
         self.conflicts.append(f"{self.called.get(key, key)} = {shown(self.value(key))}: {text}")
+
+    def ask(self, unclear: Mapping[str, tuple[object, str]], rule: Callable[[Any, str], None]) -> None:
+        """The rows of keys whose values nobody knows yet: not needed where no value would be, else to be given in the form.
+
+        unclear: by key the value as it is written, and what to tell the person. rule: what would write the row if it were known.
+        """
+        for key, (value, text) in unclear.items():
+            rows = [self._tried(key, stand_in, rule) for stand_in in (value, "7")]
+            self.given[key] = value
+            if all(row is not None and row.verdict == "not needed" for row in rows):
+                self.write(key, "not needed", rows[0].text if rows[0] is not None else "")
+            else:
+                self.lose(key, text)
+
+    def _tried(self, key: str, value: object, rule: Callable[[Any, str], None]) -> Row | None:
+        """The row that a rule would write for a value, without anything that follows from it."""
+        other = copy.copy(self)
+        other.given, other.values, other.rows, other.conflicts = {**self.given, key: value}, {**self.values}, {}, []
+        other._keys_of = {option: [*keys] for option, keys in self._keys_of.items()}
+        rule(other, key)
+        return other.rows.get(key)
 
     def take(self, key: str, option: str, value: object, note: str = "") -> None:
         """The key gives this option this value. One that is the default is not kept, because it is there anyway."""

@@ -1,6 +1,7 @@
 """Options <-> TOML files."""
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +65,24 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
     except ValueError as err:
         raise OptionError(f"{name} is not valid TOML: {err}") from err
     flat: dict[str, Any] = {}
-    twice = []
-    for key, value in data.items():
-        for inner, item in value.items() if isinstance(value, dict) else [(key, value)]:
-            if inner in flat:
-                twice.append(inner)
-            flat[inner] = item
-    if twice:
-        raise OptionError([Problem(key, f"{key} stands twice in {name}, in different tables; keep one") for key in twice])
+    problems = []
+    for key, item in _entries(data):
+        if key in flat and flat[key] != item:
+            problems.append(Problem(key, f"{key} stands twice in {name}, in different tables, as {flat[key]} and as {item}; keep one"))
+        flat[key] = item
+    if problems:
+        raise OptionError(problems)
     return _with_defaults_of_its_version(flat)
+
+
+def opened(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a file whose tables are only for the eye; of two with one name the last counts."""
+    return dict(_entries(tables))
+
+
+def _entries(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in tables.items():
+        yield from value.items() if isinstance(value, Mapping) else [(key, value)]
 
 
 def _with_defaults_of_its_version(values: dict[str, Any]) -> dict[str, Any]:

@@ -321,3 +321,13 @@ def test_anima_of_other_programs_is_a_run_on_anima() -> None:
     assert said(trained, "model.llm_adapter_lr")[0] == "not supported"
     preset = {**KREA_PRESET, "base_model_name": "circlestone-labs/Anima-Base-v1.0-Diffusers", "model_type": "ANIMA"}
     assert builds(importers.read("#anima LoRA.json", json.dumps(preset).encode()))["text_encoder_quantization"] == "qfloat8"
+
+
+def test_a_name_that_stands_twice_with_one_value_is_taken_once() -> None:
+    """As in files that start from the template of a widely used page for kohya's scripts."""
+    text = '[data]\nresolution = "{}"\ntrain_data_dir = "d"\n[training]\nresolution = "512,512"\nnetwork_module = "networks.lora"\n'
+    text += 'pretrained_model_name_or_path = "m"\nnetwork_dim = 8\n'
+    found = importers.read("x.toml", text.format("512,512").encode())
+    assert found.run.family == "sd" and not found.missing and found.values["network_dim"] == 8
+    with pytest.raises(OptionError, match=r"resolution stands twice in x\.toml, .*as 768,768 and as 512,512; keep one"):
+        importers.read("x.toml", text.format("768,768").encode())

@@ -254,6 +254,127 @@ def test_conditions_on_constants_choose_what_bash_chooses(asked: Path) -> None:
             assert _same(words, command), (words, command)
 
 
+_BRANCHES = """#!/bin/bash
+kind="{kind}"; steps={steps}; reg=""; extra=()
+cat > note.txt << END
+it's no command: --seed 9
+END
+cat <<-'EOT' > /dev/null
+\taccelerate launch wrong.py --kind "$kind
+\tEOT
+case "$kind" in
+  sd|sd2) file=train_network.py ;;
+  sdxl*) file=sdxl_train_network.py; extra+=(--v2) ;;
+  *) file=flux_train_network.py
+esac
+if [ "$kind" == "sd" ] || [ "$kind" == "flux" ]; then extra+=(--first); fi
+if [[ $steps -lt 20 && ! $kind == sd ]]; then steps=20; elif [ $steps -ge 100 ]; then steps=$((steps / 3 * 2 - 7 % 4)); fi
+if [[ $reg ]]; then extra+=("--reg_data_dir $reg"); fi
+if [[ -n $reg ]]; then extra+=(--more); fi
+[ -n "$reg" ] && extra+=(--reg "$reg")
+[ -z "$reg" ] && extra+=(--alone)
+[ "$kind" = sdxl ] || extra+=(--others)
+size="${{SIZE_HERE:-${{OTHER_HERE:-"512, 512"}}}}"
+up=${{kind^^}}
+accelerate launch "$file" --kind=$up --steps $steps --count "${{#extra[@]}}" --size "$size" --set=${{kind:+yes}} ${{extra[@]}}
+"""
+
+
+def test_branches_and_sums_come_out_as_in_bash(asked: Path) -> None:
+    for kind in ("sd", "sd2", "sdxl", "sdxl_turbo", "flux", ""):
+        for steps in (5, 50, 500):
+            script = _BRANCHES.format(kind=kind, steps=steps)
+            (words,) = _of_bash(asked, script)
+            command = commands("x.sh", script)[0]
+            assert _same(words, command), (words, command)
+
+
+def test_what_a_branch_may_set_that_nobody_knows_to_be_taken_is_asked_for() -> None:
+    shells = {
+        "x.sh": "a=1\nb=2\nif [ -f there ]; then a=3; c=4; fi\naccelerate launch train_network.py --seed=$a --clip_skip=$b "
+        "--keep_tokens=$c\n",
+        "x.bat": "set a=1\nset b=2\nif exist there (\n set a=3\n set c=4\n)\naccelerate launch train_network.py --seed=%a% "
+        "--clip_skip=%b% --keep_tokens=%c%\n",
+        "x.ps1": "$a = 1\n$b = 2\nif (Test-Path there) { $a = 3; $c = 4 }\naccelerate launch train_network.py --seed=$a --clip_skip=$b "
+        "--keep_tokens=$c\n",
+    }
+    for name, text in shells.items():
+        (command,) = commands(name, text)
+        assert command_lines.unresolved(command.options["seed"]), name
+        assert (command.options["clip_skip"], command.options["keep_tokens"]) == ("2", "4"), name
+
+
+def test_a_script_that_a_script_writes_is_read_too() -> None:
+    text = (
+        "RANK=8\ncat > run.sh << EOF\naccelerate launch train_network.py \\\\\n  --network_dim=$RANK \\\\\n  --seed=3\nEOF\nbash run.sh\n"
+    )
+    (command,) = commands("setup.sh", text)
+    assert command.options == {"network_dim": "8", "seed": "3"}
+    for line in ('eval "$CMD"', 'bash -c "$CMD"', 'tmux new -s x "$CMD"', "$CMD"):
+        (command,) = commands("x.sh", f"CMD='accelerate launch train_network.py --seed 3 --network_dim 8'\n{line}\n")
+        assert command.options == {"network_dim": "8", "seed": "3"}, line
+
+
+def test_marks_of_pages_for_readers_are_no_values() -> None:
+    """Ellipses, signs of lines that go on in another shell, and angle brackets where a path is to be put."""
+    text = (
+        "accelerate launch train_network.py \\\n  --train_data_dir=<folder of images> \\\n  --network_dim 12 ... \\\n"
+        "  --output_dir <out> \\\n"
+        "  --learning_rate {lr} \\\n --seed 5 \\\\\n  --keep_tokens 2 ^\n --network_module networks.lora\n"
+    )
+    (command,) = commands("README.txt", text)
+    assert {name: command.options[name] for name in ("network_dim", "seed", "keep_tokens")} == {
+        "network_dim": "12",
+        "seed": "5",
+        "keep_tokens": "2",
+    }
+    found = importers.read("README.txt", text.replace("<out>", "<output dir>").encode())
+    asked = [row.key for row in found.rows if "only the shell knows" in row.text]
+    assert asked == ["train_data_dir", "output_dir", "learning_rate"] and found.values["network_dim"] == 12
+
+
+def test_what_a_line_says_in_words_of_its_shell_gets_no_default_of_the_other_program() -> None:
+    """It is in the line, so that no row may say that it is not; and what is not needed anyway is not asked for."""
+    for script in ("train_network.py", "zimage_train_network.py --dit=m"):
+        text = (
+            f"accelerate launch --num_cpu_threads_per_process $CPUS {script} --network_module networks.lora --network_dim $RANK "
+            "--network_alpha $RANK --learning_rate $LR --logging_dir $LOGS --clip_skip $SKIP\n"
+        )
+        found = importers.read("x.sh", text.encode())
+        rows = {row.key: row for row in found.rows}
+        assert {"network_dim", "network_alpha", "learning_rate"}.isdisjoint(found.values), script
+        assert not [key for key in rows if "(not in the file)" in key], script
+        assert rows["network_dim"].value == "$RANK" and rows["network_dim"].verdict == "not supported"
+        assert rows["network_alpha"].verdict == "not supported"
+        assert rows["logging_dir"].verdict == rows["num_cpu_threads_per_process"].verdict == "not needed"
+        assert rows["clip_skip"].verdict == "not supported"
+        assert "network_dim = $RANK: it holds $RANK, which only" in " ".join(found.conflicts)
+    run = RUNS["sdxl", "network"]
+    found = importers.read(
+        "x.sh", f"accelerate launch sd_scripts/{run.script} --network_dim 8 --output_dir $OUT --no_save_state\n".encode()
+    )
+    assert "output_dir" not in found.values and found.values["network_dim"] == 8
+    assert {row.key: row.verdict for row in found.rows}["output_dir"] == "not supported"
+
+
+def test_the_file_of_options_that_a_line_names_is_read_beside_the_script(tmp_path: Path) -> None:
+    settings = '[model]\npretrained_model_name_or_path = "m"\n[network]\nnetwork_module = "networks.lora"\nnetwork_dim = 4\nseed = 1\n'
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "lora.toml").write_text(settings + '[data]\ntrain_data_dir = "d"\n', encoding="utf-8")
+    script = tmp_path / "train.sh"
+    for named in ("./config/lora.toml", "config/lora", "/elsewhere/config/lora.toml"):
+        text = f"accelerate launch --config_file acc.yaml train_network.py --config_file={named} --seed 7 --output_dir=o\n"
+        found = importers.read("train.sh", text.encode(), importers.Opened(path=script))
+        assert (found.values["network_dim"], found.values["seed"], found.missing) == (4, 7, []), named
+        assert {row.key: row.verdict for row in found.rows}["config_file"] == "renamed"
+    alone = importers.read("train.sh", text.encode())
+    assert {row.key: row.verdict for row in alone.rows}["config_file"] == "not supported" and len(alone.missing) == 2
+    assert "learning_rate" not in alone.values, "the file may say it"
+    text = "accelerate launch --config_file acc.yaml train_network.py --network_module networks.lora --train_data_dir d\n"
+    found = importers.read("train.sh", text.encode())
+    assert {row.key: row.verdict for row in found.rows}["config_file"] == "not needed" and not found.conflicts
+
+
 _POWERSHELL = """$base = "m.safetensors" # the model
 $kind="sdxl"; $is_v2 = 0
 $use_wandb = 1
@@ -282,10 +403,74 @@ Write-Output "done --seed 9"; pause
 """
 
 
+_EXPRESSIONS = """param(
+  [string]$out = "C:/out",
+  [Parameter(Mandatory=$true)][int]$seed
+)
+$mode = "Qwen_Lora"; $rate = 1e-4; $flag = $False
+$script = "train_network"
+$note = ""# "one", 'two'
+$text = Get-Content prompt.txt
+$words = @("--save_state")
+if ($mode -ilike "Qwen*") { $script = "qwen_image_" + $script } else { $script = "hv_" + $script }
+if ($mode -ieq "qwen_lora" -and ($rate -lt 0.001 -or $flag)) { $words += "--low" }
+if (-not $flag -and !$nothing) { $words += "--off" }
+if ($mode -notlike "*_db" -and 3 -in @(1, 2, 3)) { $words += "--adapter" }
+if ($mode -match "lora|dora") { $words.Add("--rank=" + (8 * 2 + 1)) | Out-Null }
+switch ($mode) {
+  "flux_lora" { $shift = 1 }
+  "qwen_lora" { $shift = 2.2 }
+  default { $shift = 3 }
+}
+$bits = if ($flag) { "fp16" } else { "bf16" }
+$vae = Join-Path $out "vae.safetensors"
+if ($note) { $words += "--note=$note" }
+$more = "--max_train_epochs=3 --name `"a b`""
+foreach ($one in $list) { $words += "--list=$one" }
+try { $x = 1 } catch { $words += "--failed" }
+$here = @"
+[general]
+it's "text"
+"@
+python -m accelerate.commands.launch --mixed_precision $bits "./musubi/$($script).py" `
+  --out=$out `
+  --seed=$seed --rate=$rate --flag=$flag --shift $shift --vae="$vae" --prompt $text `
+  ("--kind=" + $mode.ToLower()) ("--date=" + $when.Year) $more @words 2>&1 | Tee-Object -FilePath log.txt
+"""
+
+
+def test_expressions_of_powershell_are_worked_out_where_they_are_constants() -> None:
+    (command,) = commands("train.ps1", _EXPRESSIONS)
+    assert command.name == "qwen_image_train_network.py" and command.launcher == {"mixed_precision": "bf16"}
+    asked = {name for name, value in command.options.items() if command_lines.unresolved(value)}
+    assert asked == {"seed", "prompt", "date", "list"}
+    assert {name: value for name, value in command.options.items() if name not in asked} == {
+        "out": "C:/out",
+        "rate": "1e-4",
+        "flag": "False",
+        "shift": "2.2",
+        "vae": "C:/out/vae.safetensors",
+        "max_train_epochs": "3",
+        "name": "a b",
+        "save_state": True,
+        "low": True,
+        "off": True,
+        "adapter": True,
+        "rank": "17",
+        "kind": "qwen_lora",
+    }
+
+
+def test_a_variable_of_powershell_that_cannot_be_worked_out_is_no_longer_what_it_was() -> None:
+    """A script's name of before would be another model's."""
+    (command,) = commands("x.ps1", '$file = "train_network"\n$file = $file.Replace("a", "b")\naccelerate launch "$file.py" --seed 1\n')
+    assert command_lines.unresolved(command.script)
+
+
 _BATCH = """@echo off
 set kind=sdxl
-set /a two=2
-set gpus=2
+set /a two=4/2
+set /a gpus=%two%
 set "more="
 IF "%kind%"=="sd" (
   set script=train_network

@@ -12,12 +12,12 @@ from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported, Row
 from sd_scripts.schema.sheet import MISSING, is_empty, is_off, number, switch
 
-from ..command_lines import Command, unresolved
+from ..command_lines import Command, clear
 from .memory import MEMORY
 from .network import ADAPTER, LARGEST_RANK, RATES, adapts_convolutions, type_name, who_is_trained
 from .recipe import RECIPE, arguments
 from .rules import RULES
-from .sheet import KOHYA, KohyaSheet, Table
+from .sheet import KOHYA, KohyaSheet, Rule, Table
 
 TABLE = RULES | RECIPE | RATES | MEMORY
 """The rule of each key that has one; adapters have more."""
@@ -62,17 +62,34 @@ def from_toml(given: Mapping[str, object], name: str = "") -> Imported:
     return _imported(given, name, page=False)
 
 
-def lines(command: Command) -> tuple[dict[str, object], dict[str, str]]:
-    """The settings of a command line, of which the script's win over the launcher's; and, for what the line alone does not say, why."""
-    whole = {**command.launcher, **command.options}
-    unclear = {
-        key: f"it holds {piece}, which only the shell knows that runs the line; give it in the form"
-        for key, value in whole.items()
-        if (piece := unresolved(value)) is not None
-    }
-    if "config_file" in whole:
-        unclear["config_file"] = "most settings of the run stand in that file; open it as well, what the line says besides wins"
-    return {key: value for key, value in whole.items() if key not in unclear}, unclear
+def lines(command: Command) -> tuple[dict[str, object], dict[str, tuple[object, str]]]:
+    """The settings of a command line, of which the script's win over those of its file and the launcher's; and what the line alone does not
+    say, with its value and why."""
+    known, unclear = clear({**command.launcher, **command.file, **command.options})
+    if "config_file" in command.options and not command.file:
+        asked = (
+            "most settings of the run stand in that file, which was not there to be read: open that file, or the line as a script beside it"
+        )
+        unclear["config_file"] = (command.options["config_file"], asked)
+    known.pop("config_file", None)
+    return known, unclear
+
+
+def told_of_files(sheet: KohyaSheet, command: Command) -> None:
+    """The rows of the files that a line names: that of the run, where it was read, and accelerate's."""
+    if "config_file" in command.options:
+        sheet.given["config_file"] = command.options["config_file"]
+    if command.file:
+        sheet.write("config_file", "renamed", "what it says has rows of its own; what the line says wins")
+    elif "config_file" in command.options:
+        sheet.lose(
+            "config_file",
+            "most settings of the run stand in that file, which was not there to be read; open that file, or this line by its path as a "
+            "script beside the file",
+        )
+    elif "config_file" in command.launcher and "config_file" not in command.options:
+        sheet.given["config_file"] = command.launcher["config_file"]
+        sheet.skip("config_file", "it is accelerate's, about how processes are started; multi_gpu and num_gpus say that here")
 
 
 def of_line(name: str, command: Command) -> Imported | None:
@@ -101,6 +118,7 @@ def _imported(given: Mapping[str, object], name: str, page: bool, command: Comma
         )
     if "cond_emb_dim" in given:
         raise OptionError(f"{name} trains a ControlNet-LLLite, which is not part of this version")
+    unclear: Mapping[str, tuple[object, str]] = lines(command)[1] if command is not None else {}
     merged, split = opened(given)
     tab = _tab(merged)
     family, told_by, other = _family(merged, name, page)
@@ -116,13 +134,15 @@ def _imported(given: Mapping[str, object], name: str, page: bool, command: Comma
     shift = number(defaults.get("discrete_flow_shift")) or 3.0
     sheet = KohyaSheet(run, merged, page=page, tab=tab, other_family=other, like=like, usual_shift=shift)
     fill(sheet, split)
-    for key, text in (lines(command)[1] if command is not None else {}).items():
-        sheet.lose(key, text)
     who_is_trained(sheet)
-    _assume(sheet)
+    if command is None or not command.lacks_its_file:
+        _assume(sheet, unclear)
     missing = dict(MISSING)
     if not is_empty(sheet.value("dataset_config")):
         del missing["train_data_dir"]
+    if command is not None:
+        sheet.ask(unclear, rule_of(sheet))
+        told_of_files(sheet, command)
     origin = f"{JSON_ORIGIN if page else LINE_ORIGIN if command is not None else TOML_ORIGIN}: {run.label}, told by {told_by}"
     if other:
         sheet.conflicts.append(f"{name or 'The file'} is for {told_by}; its recipe was put on {run.label}, so choose a base model")
@@ -131,15 +151,26 @@ def _imported(given: Mapping[str, object], name: str, page: bool, command: Comma
 
 def fill(sheet: KohyaSheet, split: Mapping[str, list[str]], table: Table | None = None) -> None:
     """Writes the row of every key. split: what the keys that hold other settings were opened into; table: rules of another program."""
-    adapter = sheet.run.method == "network"
-    table = table or (TABLE | ADAPTER if adapter else TABLE)
+    rule = rule_of(sheet, table)
     for key in sheet.given:
         if key in split:
             _opened_row(sheet, key, split[key])
-        elif key in ADAPTER and not adapter:
+        else:
+            rule(sheet, key)
+
+
+def rule_of(sheet: KohyaSheet, table: Table | None = None) -> Rule:
+    """What writes the row of any key."""
+    adapter = sheet.run.method == "network"
+    rules = table or (TABLE | ADAPTER if adapter else TABLE)
+
+    def write(sheet: KohyaSheet, key: str) -> None:
+        if key in ADAPTER and not adapter:
             sheet.skip(key, "it is a setting of adapters, and this run trains the model itself")
         else:
-            table.get(key, KohyaSheet.plain)(sheet, key)
+            rules.get(key, KohyaSheet.plain)(sheet, key)
+
+    return write
 
 
 def _opened_row(sheet: KohyaSheet, key: str, names: list[str]) -> None:
@@ -251,14 +282,14 @@ _SAID_BY = {"lr_scheduler": "lr_scheduler_type", "lr_warmup_steps": "lr_warmup",
 """Another key that decides an option as well."""
 
 
-def _assume(sheet: KohyaSheet) -> None:
-    """What the file leaves at kohya's default, where that is not ours."""
+def _assume(sheet: KohyaSheet, unclear: Mapping[str, object]) -> None:
+    """What the file leaves at kohya's default, where that is not ours. unclear: what it says in words that only a shell knows."""
     program = "kohya_ss" if sheet.page else "sd-scripts"
     rank_from_file = sheet.on("dim_from_weights") or type_name(sheet) in ("diag-oft", "boft", "transformer oft")
     own = sheet.kohya.defaults if sheet.kohya is not None else {}
     files = {"save_model_as": "kohya"} if sheet.run.method == "network" else {}
     for option, default in {**(_PAGE_DEFAULTS if sheet.page else kohya_words.DEFAULTS), **own, **files}.items():
-        if option not in sheet.known or option in sheet.given:
+        if option not in sheet.known or option in sheet.given or option in unclear:
             continue
         if not is_empty(sheet.value(_SAID_BY.get(option, ""))) or option in sheet.values:
             continue
