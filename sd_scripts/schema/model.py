@@ -33,6 +33,8 @@ class ModelOptions(Section):
     """Image sides are multiples of this, in pixels."""
     latent_side: ClassVar[int]
     """A latent stands for a square of this side, in pixels; 1 where there may be no VAE."""
+    own_controls: ClassVar[Controls] = Controls()
+    """How many control images the samples of the family's models have, where all of them take as many."""
 
     pretrained_model_name_or_path: str | None = None
     """The model that training begins with; families that cannot make one need it."""
@@ -52,7 +54,7 @@ class ModelOptions(Section):
     @property
     def controls(self) -> Controls:
         """How many control images the model's samples have, as far as the options say it."""
-        return Controls()
+        return self.own_controls
 
     @property
     def control_side(self) -> int | None:

@@ -22,7 +22,7 @@ from sd_scripts.families.common.qwen_vae import QwenVaeFamily, tiny_qwen_vae
 from sd_scripts.families.common.reading import tokens_of
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
 from sd_scripts.families.common.transformer_loading import Loader
-from sd_scripts.families.common.transformers import TransformerFamily
+from sd_scripts.families.common.transformers import TextShape, TransformerFamily
 from sd_scripts.library.core.devices import META
 from sd_scripts.library.core.protocols import Condition, Parts, dtype_of
 
@@ -51,16 +51,16 @@ class Anima(QwenVaeFamily, TransformerFamily):
         }
         return networks, {"te1": words, "te2": tokens}
 
-    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
-        """text, filled up; see protocols.ModelFamily."""
+    def text_shape(self, parts: Parts, num_tokens: int, num_controls: int) -> TextShape:
+        """Filled up; see TransformerFamily."""
         conditioner = parts.text_encoders["te2"].config
-        return structures.texts_of(parts, batch, {"text": (conditioner.min_sequence_length, conditioner.target_dim)})
+        return TextShape(conditioner.min_sequence_length, conditioner.target_dim, min(parts.settings["max_token_length"], num_tokens + 1))
 
     def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
         """What Qwen3 makes of captions, or the conditioner of that; see protocols.ModelFamily."""
-        length, encoder = min(parts.settings["max_token_length"], structures.num_tokens(caption) + 1), parts.text_encoders[name]
         if name == "te1":
-            return structures.read(encoder, batch, length)
+            return super().read_like(parts, name, caption, batch)
+        encoder, length = parts.text_encoders[name], self.text_shape(parts, structures.num_tokens(caption), 0).tokens
         states = torch.empty(batch, length, encoder.config.source_dim, device=META, dtype=dtype_of(encoder))
         rows: Tensor = encoder(states, torch.zeros(batch, length, dtype=torch.long, device=META))
         return rows

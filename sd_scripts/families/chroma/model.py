@@ -13,7 +13,6 @@ from diffusers import ChromaTransformer2DModel
 from torch import Tensor, nn
 from transformers import T5EncoderModel
 
-from sd_scripts.families.common import structures
 from sd_scripts.families.common.comfyui_levels import Graph, exponential_shift
 from sd_scripts.families.common.double_stream import (
     BLOCKS,
@@ -26,7 +25,7 @@ from sd_scripts.families.common.double_stream import (
 from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.common.tiny import tiny_vae
 from sd_scripts.families.common.transformer_loading import Loader
-from sd_scripts.families.common.transformers import TransformerFamily
+from sd_scripts.families.common.transformers import TextShape, TransformerFamily
 from sd_scripts.library.core.protocols import Condition, Parts
 
 from .loading import LOADER
@@ -42,14 +41,10 @@ class Chroma(TransformerFamily):
     text: ClassVar[str] = "t5"
     tiny_settings: ClassVar[Mapping[str, Any]] = {"t5xxl_max_token_length": 32}
 
-    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
-        """t5, as long as the captions and a token of padding; see protocols.ModelFamily."""
-        length = min(parts.settings["t5xxl_max_token_length"], structures.num_tokens(caption) + 1)
-        return structures.texts_of(parts, batch, {"t5": (length, parts.backbone.config.joint_attention_dim)})
-
-    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
-        """What T5 makes of texts with their padding; see protocols.ModelFamily."""
-        return structures.read(parts.text_encoders[name], batch, parts.settings["t5xxl_max_token_length"])
+    def text_shape(self, parts: Parts, num_tokens: int, num_controls: int) -> TextShape:
+        """As long as the caption and a token of padding, of all that T5 reads; see TransformerFamily."""
+        limit = parts.settings["t5xxl_max_token_length"]
+        return TextShape(min(limit, num_tokens + 1), parts.backbone.config.joint_attention_dim, limit)
 
     def tiny_networks(self) -> tuple[dict[str, nn.Module], dict[str, Any]]:
         """See TransformerFamily."""

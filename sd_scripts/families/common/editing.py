@@ -21,13 +21,12 @@ from .transformers import TransformerFamily
 class EditingTransformerFamily(TransformerFamily):
     """Families whose instructions are read without the control images, and that may have none; see protocols.EditingFamily."""
 
-    most_controls: ClassVar[int]
-    reader: ClassVar[str]
+    reader: ClassVar[str] = "te1"
     """The text encoder that makes the rows."""
 
     def num_controls(self, parts: Parts) -> tuple[int, int]:
         """None, or as many as the model takes."""
-        return 0, self.most_controls
+        return 0, self.loader.options.own_controls.most
 
     def control_area(self, options: Any) -> int:
         """See EditingFamily."""
@@ -48,9 +47,12 @@ class EditingTransformerFamily(TransformerFamily):
 
     def encode_instructions(self, parts: Parts, controls: Sequence[Tensor], captions: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
         """Nothing that instructions share, and the rows of each, which have not seen the control images; see EditingFamily."""
-        rows = [condition["text"] for condition in self.encode_prompts(parts, captions)]
-        encoder, width = parts.text_encoders[self.reader], parts.backbone.config.joint_attention_dim
-        return torch.zeros(0, width, device=parts.bring(encoder), dtype=dtype_of(encoder)), rows
+        return self.no_rows(parts), [condition["text"] for condition in self.encode_prompts(parts, captions)]
+
+    def no_rows(self, parts: Parts) -> Tensor:
+        """(0, D), as the text encoder makes them."""
+        encoder, width = parts.text_encoders[self.reader], self.text_shape(parts, 0, 0).width
+        return torch.zeros(0, width, device=parts.bring(encoder), dtype=dtype_of(encoder))
 
     def conditions_of(self, parts: Parts, requests: Sequence[Preview]) -> tuple[list[Condition], list[Condition] | None]:
         """See EditingFamily."""

@@ -7,22 +7,21 @@ Shapes: B samples, 128 latent channels, h w latent sides (a sixteenth of H W, th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from diffusers import Flux2Transformer2DModel
 from torch import Tensor
 
-from sd_scripts.library.core.protocols import Condition, Parts
-from sd_scripts.schema.model import MAX_CONTROLS
+from sd_scripts.library.core.protocols import Parts
 
-from . import structures
 from .comfyui_levels import Graph, exponential_shift
 from .double_stream import BLOCKS
 from .editing import EditingTransformerFamily
 from .packing import by_rows
+from .reading import states_of_layers
 from .square_vae import SquareVaeFamily
-from .transformers import given_first
+from .transformers import TextShape, given_first
 
 
 class Flux2Family(SquareVaeFamily, EditingTransformerFamily):
@@ -31,17 +30,32 @@ class Flux2Family(SquareVaeFamily, EditingTransformerFamily):
     adapted: ClassVar[Mapping[str, str]] = {"backbone": BLOCKS, "te1": r"^layers\."}
     # Its node Flux2Scheduler counts as diffusers does.
     graph: ClassVar[Graph] = Graph("auto", exponential_shift(2.02))
-    most_controls: ClassVar[int] = MAX_CONTROLS
-    reader: ClassVar[str] = "te1"
+    depth: ClassVar[str]
+    """The entry of its language model's configuration that counts the layers."""
 
-    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
-        """text, with its padding; see protocols.ModelFamily."""
-        shape = (parts.settings["max_token_length"], parts.backbone.config.joint_attention_dim)
-        return structures.texts_of(parts, batch, {"text": shape})
+    def text_shape(self, parts: Parts, num_tokens: int, num_controls: int) -> TextShape:
+        """With padding; see TransformerFamily."""
+        length = parts.settings["max_token_length"]
+        return TextShape(length, parts.backbone.config.joint_attention_dim, length)
 
-    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
-        """What the language model makes of texts with their padding; see protocols.ModelFamily."""
-        return structures.read(parts.text_encoders[name], batch, parts.settings["max_token_length"])
+    def rows(self, parts: Parts, caption: str) -> Tensor:
+        """Text (L, D): states after a quarter, a half and three quarters of the language model's layers side by side, with padding to
+        max_token_length, which the transformer sees; see TransformerFamily."""
+        encoder, tokenizer = parts.text_encoders["te1"], parts.tokenizers["te1"]
+        tokens = tokenizer(
+            self.told(tokenizer, caption),
+            add_special_tokens=False,
+            padding="max_length",
+            truncation=True,
+            max_length=parts.settings["max_token_length"],
+            return_tensors="pt",
+        ).to(parts.bring(encoder))
+        layers = [getattr(encoder.config, self.depth) * quarter // 4 for quarter in (1, 2, 3)]
+        return states_of_layers(encoder, layers, tokens.input_ids, attention_mask=tokens.attention_mask)
+
+    def told(self, tokenizer: Any, caption: str) -> str:
+        """A caption in the chat template of the language model."""
+        raise NotImplementedError
 
     def mu(self, parts: Parts, num_tokens: int, steps: int) -> float | None:
         """The logarithm of the shift, which depends on the steps too (diffusers, pipeline_flux2_klein.py, compute_empirical_mu): a line

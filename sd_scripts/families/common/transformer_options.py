@@ -9,7 +9,7 @@ from pydantic import create_model
 from sd_scripts.schema.dataset import DatasetOptions, PairDatasetOptions
 from sd_scripts.schema.fields import NotNegative, Show, Side
 from sd_scripts.schema.memory import FullMemoryOptions
-from sd_scripts.schema.model import BaseModelOptions, Controls, ModelOptions, file_name
+from sd_scripts.schema.model import BaseModelOptions, ModelOptions, file_name
 from sd_scripts.schema.network import BlocksNetworkOptions, TransformerFullOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions
 from sd_scripts.schema.optimizer import FullOptimizerOptions
@@ -78,16 +78,9 @@ class Qwen3VL4BModelOptions(BaseModelOptions):
 class ReferenceModelOptions(BaseModelOptions):
     """A base model that draws from text alone, or with reference images."""
 
-    own_controls: ClassVar[Controls]
-
     control_resolution: Annotated[Side | None, Show(unit="px")] = None
     """Reference images have about the area of a square of this side, each in its own aspect ratio. None takes 1024; less saves memory and
     time."""
-
-    @property
-    def controls(self) -> Controls:
-        """See ModelOptions."""
-        return self.own_controls
 
     @property
     def control_side(self) -> int | None:

@@ -9,7 +9,7 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -34,6 +34,18 @@ TOKEN = 16
 """Pixels of a token's sides, in all of these families."""
 Denoise = Callable[[Tensor, Tensor, Sequence[Condition]], Tensor]
 """From latents (B, C, h, w), times (B,) and conditions to velocities."""
+
+
+@dataclass(frozen=True)
+class TextShape:
+    """How large a text is, as far as that can be told without its tokenizer."""
+
+    rows: int
+    """Those that the transformer is given."""
+    width: int
+    """Numbers of a row."""
+    tokens: int
+    """Those that the text encoder reads, with its template and padding."""
 
 
 class TransformerFamily(ScheduledFamily):
@@ -85,6 +97,28 @@ class TransformerFamily(ScheduledFamily):
 
     def tiny_networks(self) -> tuple[dict[str, nn.Module], dict[str, Any]]:
         """Small networks, whose weights come from torch's generator as it is, and tokenizers, by their names in Parts."""
+        raise NotImplementedError
+
+    def text_shape(self, parts: Parts, num_tokens: int, num_controls: int) -> TextShape:
+        """The text of a caption of so many tokens with so many control images; by it texts_like and read_like know theirs."""
+        raise NotImplementedError
+
+    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
+        """Rows alone; see ModelFamily."""
+        shape = self.text_shape(parts, structures.num_tokens(caption), num_controls)
+        return structures.texts_of(parts, batch, {self.text: (shape.rows, shape.width)})
+
+    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
+        """What it makes of captions in their template; see ModelFamily."""
+        return structures.read(parts.text_encoders[name], batch, self.text_shape(parts, structures.num_tokens(caption), 0).tokens)
+
+    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
+        """The text part of each caption's condition, its `rows`. Each caption is encoded alone, so its rows do not depend on the others.
+        Runs with gradient when grad mode is on."""
+        return [{self.text: self.rows(parts, caption)} for caption in captions]
+
+    def rows(self, parts: Parts, caption: str) -> Tensor:
+        """What the transformer is given of a caption, (L, D), in the encoder's precision."""
         raise NotImplementedError
 
     def size_condition(self, geometry: Geometry) -> Condition:

@@ -5,7 +5,7 @@ Shapes: B samples, L text tokens, D text width.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -15,10 +15,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from sd_scripts.families.common.flux2 import Flux2Family, tiny_transformer
-from sd_scripts.families.common.reading import states_of_layers
 from sd_scripts.families.common.square_vae import tiny_square_vae
 from sd_scripts.families.common.transformer_loading import Loader
-from sd_scripts.library.core.protocols import Condition, Parts
 
 from .loading import LOADER, mistral
 
@@ -38,6 +36,7 @@ class Flux2Dev(Flux2Family):
     """The FLUX.2 dev family; see protocols.EditingFamily."""
 
     loader: ClassVar[Loader] = LOADER
+    depth: ClassVar[str] = "num_whole_layers"
     tiny_settings: ClassVar[Mapping[str, Any]] = {"max_token_length": 64}
 
     def tiny_networks(self) -> tuple[dict[str, nn.Module], dict[str, Any]]:
@@ -62,25 +61,9 @@ class Flux2Dev(Flux2Family):
         torch.nn.init.normal_(networks["vae"].bn.running_mean, std=0.1)
         return networks, {"te1": tokenizer}
 
-    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
-        """Text part of each caption's condition, text (L, D): states after a quarter, a half and three quarters of Mistral's layers side by
-        side, with padding to max_token_length, which the transformer sees. Each caption is encoded alone. Runs with gradient when grad mode
-        is on."""
-        encoder, tokenizer = parts.text_encoders["te1"], parts.tokenizers["te1"]
-        device, whole = parts.bring(encoder), encoder.config.num_whole_layers
-        conditions = []
-        for caption in captions:
-            tokens = tokenizer(
-                BEFORE + caption.replace(IMAGE, "") + AFTER,
-                add_special_tokens=False,
-                padding="max_length",
-                truncation=True,
-                max_length=parts.settings["max_token_length"],
-                return_tensors="pt",
-            ).to(device)
-            layers = [whole * quarter // 4 for quarter in (1, 2, 3)]
-            conditions.append({"text": states_of_layers(encoder, layers, tokens.input_ids, attention_mask=tokens.attention_mask)})
-        return conditions
+    def told(self, tokenizer: Any, caption: str) -> str:
+        """See Flux2Family."""
+        return BEFORE + caption.replace(IMAGE, "") + AFTER
 
 
 def _tiny_tokenizer() -> PreTrainedTokenizerFast:

@@ -5,7 +5,7 @@ Shapes: B samples, 128 latent channels, h w latent sides (a sixteenth of H W, th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -14,7 +14,6 @@ from diffusers.modular_pipelines.flux3.image_processor import Flux3ImageProcesso
 from PIL import Image
 from torch import Tensor, nn
 
-from sd_scripts.families.common import structures
 from sd_scripts.families.common.editing import EditingTransformerFamily
 from sd_scripts.families.common.packing import by_rows
 from sd_scripts.families.common.qwen3vl import tiny_qwen3vl
@@ -22,9 +21,8 @@ from sd_scripts.families.common.reading import states_of_layers, tokens_of
 from sd_scripts.families.common.square_vae import SquareVaeFamily, tiny_square_vae
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
 from sd_scripts.families.common.transformer_loading import Loader
-from sd_scripts.families.common.transformers import given_first
+from sd_scripts.families.common.transformers import TextShape, given_first
 from sd_scripts.library.core.protocols import Condition, Parts, Preview
-from sd_scripts.schema.model import MAX_CONTROLS
 
 from .loading import LOADER, TAPS
 from .network import made
@@ -42,8 +40,6 @@ class Flux3(SquareVaeFamily, EditingTransformerFamily):
 
     loader: ClassVar[Loader] = LOADER
     adapted: ClassVar[Mapping[str, str]] = {"backbone": BLOCKS, "te1": r"language_model\.layers\."}
-    most_controls: ClassVar[int] = MAX_CONTROLS
-    reader: ClassVar[str] = "te1"
 
     def tiny_networks(self) -> tuple[dict[str, nn.Module], dict[str, Any]]:
         """See TransformerFamily."""
@@ -57,30 +53,21 @@ class Flux3(SquareVaeFamily, EditingTransformerFamily):
         nn.init.normal_(networks["vae"].bn.running_mean, std=0.1)
         return networks, {"te1": tokenizer}
 
-    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
-        """text, in windows; see protocols.ModelFamily."""
-        return structures.texts_of(parts, batch, {"text": (_length(parts, caption), parts.backbone.config.joint_attention_dim)})
+    def text_shape(self, parts: Parts, num_tokens: int, num_controls: int) -> TextShape:
+        """In whole windows; see TransformerFamily."""
+        length = min(parts.settings["max_token_length"], -(-(num_tokens + 8) // WINDOW) * WINDOW)
+        return TextShape(length, parts.backbone.config.joint_attention_dim, length)
 
-    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
-        """What Qwen3-VL makes of texts with their padding; see protocols.ModelFamily."""
-        return structures.read(parts.text_encoders[name], batch, _length(parts, caption))
-
-    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
-        """Text part of each caption's condition, text (L, 8 D): states after eight of Qwen3-VL's layers side by side, with padding to whole
-        windows, in the encoder's precision. Each caption is encoded alone. Runs with gradient when grad mode is on."""
+    def rows(self, parts: Parts, caption: str) -> Tensor:
+        """Text (L, 8 D): states after eight of Qwen3-VL's layers side by side, with padding to whole windows; see TransformerFamily."""
         encoder, tokenizer, limit = parts.text_encoders["te1"], parts.tokenizers["te1"], parts.settings["max_token_length"]
-        device = parts.bring(encoder)
-        conditions = []
-        for caption in captions:
-            ids = tokens_of(tokenizer, BEFORE + caption + AFTER, limit)
-            length = min(-(-len(ids) // WINDOW) * WINDOW, limit)
-            seen = torch.arange(length, device=device)[None] < len(ids)
-            tokens = torch.tensor([ids + [tokenizer.pad_token_id] * (length - len(ids))], device=device)
-            # Padding stands at place 1, as it did in the model's training.
-            places = torch.arange(length, device=device)[None].masked_fill(~seen, 1)
-            rows = states_of_layers(encoder.model.language_model, TAPS, tokens, attention_mask=seen.long(), position_ids=places)
-            conditions.append({"text": rows})
-        return conditions
+        device, ids = parts.bring(encoder), tokens_of(tokenizer, BEFORE + caption + AFTER, limit)
+        length = min(-(-len(ids) // WINDOW) * WINDOW, limit)
+        seen = torch.arange(length, device=device)[None] < len(ids)
+        tokens = torch.tensor([ids + [tokenizer.pad_token_id] * (length - len(ids))], device=device)
+        # Padding stands at place 1, as it did in the model's training.
+        places = torch.arange(length, device=device)[None].masked_fill(~seen, 1)
+        return states_of_layers(encoder.model.language_model, TAPS, tokens, attention_mask=seen.long(), position_ids=places)
 
     def control_pixels(self, parts: Parts, image: Image.Image) -> Tensor:
         """As several reference images are given to the VAE, or a single one, which is taken whole; see EditingFamily."""
@@ -120,11 +107,6 @@ class Flux3(SquareVaeFamily, EditingTransformerFamily):
             )[0]
         velocity: Tensor = prediction.float().transpose(1, 2).reshape(x_t.shape)
         return velocity
-
-
-def _length(parts: Parts, caption: str) -> int:
-    """Tokens of a caption in its template, in whole windows."""
-    return min(parts.settings["max_token_length"], -(-(structures.num_tokens(caption) + 8) // WINDOW) * WINDOW)
 
 
 def _places(latents: Tensor, image: int) -> Tensor:

@@ -14,29 +14,27 @@ from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RES
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sd_scripts.families.common import structures
 from sd_scripts.families.common.clip_t5 import ClipT5Family, pooled_vectors, velocity
 from sd_scripts.families.common.double_stream import t5_states
 from sd_scripts.families.common.editing import EditingTransformerFamily
 from sd_scripts.families.common.transformer_loading import Loader
 from sd_scripts.families.common.transformer_options import AREA
+from sd_scripts.families.common.transformers import TextShape
 from sd_scripts.library.core.protocols import Condition, Parts
 
 from .loading import LOADER
-from .options import MAX_REFERENCES
 
 
 class Kontext(ClipT5Family, EditingTransformerFamily):
     """The Kontext family; see protocols.EditingFamily."""
 
     loader: ClassVar[Loader] = LOADER
-    most_controls: ClassVar[int] = MAX_REFERENCES
     reader: ClassVar[str] = "te3"
 
-    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
-        """text, with its padding; see protocols.ModelFamily."""
-        shape = (1 + parts.settings["t5xxl_max_token_length"], parts.backbone.config.joint_attention_dim)
-        return structures.texts_of(parts, batch, {"text": shape})
+    def text_shape(self, parts: Parts, num_tokens: int, num_controls: int) -> TextShape:
+        """With padding, behind CLIP-L's vector; see TransformerFamily."""
+        length = parts.settings["t5xxl_max_token_length"]
+        return TextShape(1 + length, parts.backbone.config.joint_attention_dim, length)
 
     def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
         """Text part of each caption's condition: text (1 + L, D), CLIP-L's vector of the first 77 tokens with zeros behind it, then T5's

@@ -6,13 +6,12 @@ Shapes: B samples, h w latent sides (an eighth of H W, the image's), L text toke
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.families.common import structures
 from sd_scripts.families.common.comfyui_levels import Graph, exponential_shift
 from sd_scripts.families.common.double_stream import positions
 from sd_scripts.families.common.packing import packed, unpacked
@@ -22,8 +21,8 @@ from sd_scripts.families.common.reading import states_of_layers, tokens_of
 from sd_scripts.families.common.scheduled import DISTILLED
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
 from sd_scripts.families.common.transformer_loading import Loader
-from sd_scripts.families.common.transformers import TransformerFamily
-from sd_scripts.library.core.protocols import Condition, Parts
+from sd_scripts.families.common.transformers import TextShape, TransformerFamily
+from sd_scripts.library.core.protocols import Parts
 
 from .loading import LOADER, TAPS
 from .network import made
@@ -56,28 +55,17 @@ class Krea2(QwenVaeFamily, TransformerFamily):
         }
         return networks, {"te1": tokenizer}
 
-    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
-        """text, as long as the captions and what of the template stands behind them; see protocols.ModelFamily."""
-        length = min(parts.settings["max_token_length"], structures.num_tokens(caption) + 5)
-        return structures.texts_of(parts, batch, {"text": (length, len(TAPS) * parts.backbone.config.text_hidden_dim)})
+    def text_shape(self, parts: Parts, num_tokens: int, num_controls: int) -> TextShape:
+        """With what of the template stands behind the caption; what stands before it is only read. See TransformerFamily."""
+        rows = min(parts.settings["max_token_length"], num_tokens + 5)
+        return TextShape(rows, len(TAPS) * parts.backbone.config.text_hidden_dim, rows + 34)
 
-    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
-        """What Qwen3-VL makes of captions in their template; see protocols.ModelFamily."""
-        length = min(parts.settings["max_token_length"], structures.num_tokens(caption) + 5) + 34
-        return structures.read(parts.text_encoders[name], batch, length)
-
-    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
-        """Text part of each caption's condition, text (L, 12 D): states after twelve of Qwen3-VL's layers side by side, in the encoder's
-        precision. Each caption is encoded alone, without padding, which nothing sees. Runs with gradient when grad mode is on."""
+    def rows(self, parts: Parts, caption: str) -> Tensor:
+        """Text (L, 12 D): states after twelve of Qwen3-VL's layers side by side, without padding; see TransformerFamily."""
         encoder, tokenizer, limit = parts.text_encoders["te1"], parts.tokenizers["te1"], parts.settings["max_token_length"]
-        device = parts.bring(encoder)
         closing, lead = tokenizer(AFTER).input_ids, len(tokenizer(BEFORE).input_ids)
-        conditions = []
-        for caption in captions:
-            ids = tokens_of(tokenizer, BEFORE + caption, limit, further=lead - len(closing))
-            states = states_of_layers(encoder.language_model, TAPS, torch.tensor([ids + closing], device=device))
-            conditions.append({"text": states[lead:]})
-        return conditions
+        ids = tokens_of(tokenizer, BEFORE + caption, limit, further=lead - len(closing))
+        return states_of_layers(encoder.language_model, TAPS, torch.tensor([ids + closing], device=parts.bring(encoder)))[lead:]
 
     def mu(self, parts: Parts, num_tokens: int, steps: int) -> float | None:
         """Turbo has one shift for all sizes; see TransformerFamily."""

@@ -22,7 +22,7 @@ from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.common.qwen_vae import QwenVaeFamily, tiny_qwen_vae
 from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
-from sd_scripts.families.common.transformers import controls_of, given_first, in_groups
+from sd_scripts.families.common.transformers import TextShape, controls_of, given_first, in_groups
 from sd_scripts.library.core.devices import META
 from sd_scripts.library.core.protocols import Condition, DeviceMap, Dtypes, Parts, Preview, Version, dtype_of
 from sd_scripts.library.loading.common import BASE, read_json
@@ -52,7 +52,6 @@ class QwenEdit(QwenVaeFamily, EditingTransformerFamily):
     grid: ClassVar[int] = QwenImageModelOptions.grid
     # With the shift of its published graphs, in place of the loader's e^1.15.
     graph: ClassVar[Graph] = Graph("simple", FlowLevels(3.1))
-    reader: ClassVar[str] = "te1"
 
     def load(self, options: QwenImageModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """Loads all parts on `device`, or those of the options; see protocols.ModelFamily."""
@@ -99,15 +98,10 @@ class QwenEdit(QwenVaeFamily, EditingTransformerFamily):
         changes = {"backbone": {"zero_cond_t": True}} if version == "edit-2511" else {}
         return structures.published(loading.SPEC, self.tiny_version(version), options, header, settings, changes)
 
-    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
-        """text, as long as the instructions in their template and the rows of their control images; see protocols.ModelFamily."""
-        length = min(parts.settings["max_token_length"], structures.num_tokens(caption) + 12) + num_controls * _image_tokens(parts)
-        return structures.texts_of(parts, batch, {"text": (length, parts.backbone.config.joint_attention_dim)})
-
-    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
-        """What Qwen2.5-VL makes of instructions in their template; see protocols.ModelFamily."""
-        length = min(parts.settings["max_token_length"], structures.num_tokens(caption) + 64)
-        return structures.read(parts.text_encoders[name], batch, length)
+    def text_shape(self, parts: Parts, num_tokens: int, num_controls: int) -> TextShape:
+        """As long as the instruction in its template and the rows of its control images; see TransformerFamily."""
+        limit, width = parts.settings["max_token_length"], parts.backbone.config.joint_attention_dim
+        return TextShape(min(limit, num_tokens + 12) + num_controls * _image_tokens(parts), width, min(limit, num_tokens + 64))
 
     def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
         """Text part of each caption's condition without control images, text (L, D), in the encoder's precision.
@@ -124,10 +118,7 @@ class QwenEdit(QwenVaeFamily, EditingTransformerFamily):
         """
         if controls:
             return qwen_prompts.instruction_rows(parts, controls, captions)
-        rows = qwen_prompts.prompt_rows(parts, captions)
-        encoder = parts.text_encoders[self.reader]
-        device, dtype = parts.bring(encoder), dtype_of(encoder)
-        return torch.zeros(0, parts.backbone.config.joint_attention_dim, device=device, dtype=dtype), rows
+        return self.no_rows(parts), qwen_prompts.prompt_rows(parts, captions)
 
     def usual_size(self, parts: Parts) -> tuple[int, int]:
         """A square of the model's own area."""

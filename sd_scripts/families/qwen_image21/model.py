@@ -7,7 +7,7 @@ D text width.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +17,6 @@ from diffusers.pipelines.qwenimage21.pipeline_qwenimage21 import calculate_dimen
 from PIL import Image
 from torch import Tensor, nn
 
-from sd_scripts.families.common import structures
 from sd_scripts.families.common.comfyui_levels import Graph, exponential_shift
 from sd_scripts.families.common.editing import EditingTransformerFamily
 from sd_scripts.families.common.images import pixels_of
@@ -26,9 +25,8 @@ from sd_scripts.families.common.qwen_vae import QwenVaeFamily, statistics
 from sd_scripts.families.common.reading import tokens_of
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
 from sd_scripts.families.common.transformer_loading import Loader
-from sd_scripts.families.common.transformers import given_first
-from sd_scripts.library.core.protocols import Condition, Parts, dtype_of
-from sd_scripts.schema.model import MAX_CONTROLS
+from sd_scripts.families.common.transformers import TextShape, given_first
+from sd_scripts.library.core.protocols import Parts
 
 from .loading import LOADER
 from .network import QwenImage21Network
@@ -47,8 +45,6 @@ class QwenImage21(QwenVaeFamily, EditingTransformerFamily):
     adapted: ClassVar[Mapping[str, str]] = {"backbone": r"^transformer_blocks\.", "te1": r"language_model\.layers\."}
     graph: ClassVar[Graph] = Graph("simple", exponential_shift(0.69))
     latent: ClassVar[tuple[int, int]] = (64, 16)
-    most_controls: ClassVar[int] = MAX_CONTROLS
-    reader: ClassVar[str] = "te1"
 
     def tiny_networks(self) -> tuple[dict[str, nn.Module], dict[str, Any]]:
         """See TransformerFamily."""
@@ -64,41 +60,26 @@ class QwenImage21(QwenVaeFamily, EditingTransformerFamily):
             nn.init.normal_(layer.weight, std=0.3)
         return networks, {"te1": tokenizer}
 
-    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
-        """text, as long as the captions and what of the template stands around them; see protocols.ModelFamily."""
-        length = min(parts.settings["max_token_length"], structures.num_tokens(caption)) + 8 + 6 * num_controls
-        return structures.texts_of(parts, batch, {"text": (length, parts.backbone.config.context_in_dim)})
+    def text_shape(self, parts: Parts, num_tokens: int, num_controls: int) -> TextShape:
+        """With what of the template stands around the caption; the system's part is only read. See TransformerFamily."""
+        length = min(parts.settings["max_token_length"], num_tokens)
+        return TextShape(length + 8 + 6 * num_controls, parts.backbone.config.context_in_dim, length + 24)
 
-    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
-        """What Qwen3-VL makes of captions in their template; see protocols.ModelFamily."""
-        length = min(parts.settings["max_token_length"], structures.num_tokens(caption)) + 24
-        return structures.read(parts.text_encoders[name], batch, length)
-
-    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
-        """Text part of each caption's condition, text (L, D), in the encoder's precision: the states after Qwen3-VL's last layer, before
-        its last norm, without the rows of the system's part. Each caption is encoded alone. Runs with gradient when grad mode is on."""
-        return [{"text": rows} for rows in self._read(parts, (), captions)]
-
-    def encode_instructions(self, parts: Parts, controls: Sequence[Tensor], captions: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
-        """Nothing that instructions share, and the rows of each, which have seen the control images; see EditingFamily. Where Qwen3-VL has
-        an image there are no rows: the transformer has its latents there."""
-        encoder = parts.text_encoders[self.reader]
-        nothing = torch.zeros(0, parts.backbone.config.context_in_dim, device=parts.bring(encoder), dtype=dtype_of(encoder))
-        return nothing, self._read(parts, controls, captions)
-
-    def _read(self, parts: Parts, images: Sequence[Tensor], captions: Sequence[str]) -> list[Tensor]:
-        """The rows (L, D) of captions on these images."""
+    def rows(self, parts: Parts, caption: str, images: Sequence[Tensor] = ()) -> Tensor:
+        """Text (L, D): the states after Qwen3-VL's last layer, before its last norm, without the rows of the system's part; see
+        TransformerFamily. Where it sees one of these images there are no rows: the transformer has its latents there."""
         tokenizer, limit = parts.tokenizers["te1"], parts.settings["max_token_length"]
         start, closing = len(tokenizer(SYSTEM).input_ids), tokenizer(AFTER).input_ids
         # Two images are apart by a blank.
         shown = " ".join(f"<image{number}>{START}{PAD}{END}" for number in range(1, len(images) + 1))
         lead = len(tokenizer(SYSTEM + BEFORE + shown).input_ids)
-        found = []
-        for caption in captions:
-            # diffusers reads a blank for nothing. Where an image stands is not for captions to say.
-            ids = tokens_of(tokenizer, SYSTEM + BEFORE + shown + (caption.replace(PAD, "") or " "), limit, further=lead)
-            found.append(states_before_norm(parts, "te1", ids + closing, images)[start:])
-        return found
+        # diffusers reads a blank for nothing. Where an image stands is not for captions to say.
+        ids = tokens_of(tokenizer, SYSTEM + BEFORE + shown + (caption.replace(PAD, "") or " "), limit, further=lead)
+        return states_before_norm(parts, "te1", ids + closing, images)[start:]
+
+    def encode_instructions(self, parts: Parts, controls: Sequence[Tensor], captions: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
+        """Nothing that instructions share, and the rows of each, which have seen the control images; see EditingFamily."""
+        return self.no_rows(parts), [self.rows(parts, caption, controls) for caption in captions]
 
     def control_size(self, parts: Parts, size: tuple[int, int]) -> tuple[int, int]:
         """(width, height) at which a reference image of this size is seen: of about the area, in its own aspect ratio."""

@@ -6,13 +6,12 @@ Shapes: B samples, h w latent sides (an eighth of H W, the image's), L text toke
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.families.common import structures
 from sd_scripts.families.common.comfyui_levels import FlowLevels, Graph
 from sd_scripts.families.common.images import evaluating, first_of, quiet_transformers
 from sd_scripts.families.common.qwen3 import tiny_qwen3, tiny_qwen3_tokenizer, told
@@ -20,7 +19,7 @@ from sd_scripts.families.common.reading import states_of_layers, tokens_of
 from sd_scripts.families.common.samplers import scheduler_for, watched
 from sd_scripts.families.common.tiny import tiny_vae
 from sd_scripts.families.common.transformer_loading import Loader
-from sd_scripts.families.common.transformers import TransformerFamily
+from sd_scripts.families.common.transformers import TextShape, TransformerFamily
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Condition, OnStep, Parts, Preview, dtype_of
 
@@ -48,31 +47,20 @@ class ZImage(TransformerFamily):
         networks = {"backbone": tiny_zimage_transformer(), "vae": tiny_vae(16, 0.3611, 0.1159), "te1": encoder}
         return networks, {"te1": tokenizer}
 
-    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
-        """text, as long as the captions in their template; see protocols.ModelFamily."""
-        length = min(parts.settings["max_token_length"], structures.num_tokens(caption) + 12)
-        return structures.texts_of(parts, batch, {"text": (length, parts.backbone.config.cap_feat_dim)})
+    def text_shape(self, parts: Parts, num_tokens: int, num_controls: int) -> TextShape:
+        """See TransformerFamily."""
+        limit = parts.settings["max_token_length"]
+        return TextShape(min(limit, num_tokens + 12), parts.backbone.config.cap_feat_dim, min(limit, num_tokens + 64))
 
-    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
-        """What Qwen3 makes of captions in their template; see protocols.ModelFamily."""
-        length = min(parts.settings["max_token_length"], structures.num_tokens(caption) + 64)
-        return structures.read(parts.text_encoders[name], batch, length)
-
-    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
-        """Text part of each caption's condition, text (L, D), in the encoder's precision: the last but one hidden states, without padding.
+    def rows(self, parts: Parts, caption: str) -> Tensor:
+        """Text (L, D): the last but one hidden states, without padding; see TransformerFamily.
 
         The caption is what a user says in the tokenizer's chat template, thinking enabled; what is longer than max_token_length is cut, as
-        in diffusers' pipeline. Each caption is encoded alone, so its rows do not depend on the others. Runs with gradient when grad mode
-        is on.
+        in diffusers' pipeline.
         """
         encoder, tokenizer = parts.text_encoders["te1"], parts.tokenizers["te1"]
-        limit: int = parts.settings["max_token_length"]
-        device = parts.bring(encoder)
-        conditions = []
-        for caption in captions:
-            ids = tokens_of(tokenizer, told(tokenizer, caption, thinking=True), limit)
-            conditions.append({"text": states_of_layers(encoder, [-2], torch.tensor([ids], device=device))})
-        return conditions
+        ids = tokens_of(tokenizer, told(tokenizer, caption, thinking=True), parts.settings["max_token_length"])
+        return states_of_layers(encoder, [-2], torch.tensor([ids], device=parts.bring(encoder)))
 
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """The velocity noise - x0 at canonical times t (B,); same shape as x_t (B, 16, h, w), float32.
