@@ -182,7 +182,9 @@ class FlowObjectiveOptions(RegressionOptions):
     """What of timestep_sampling shifts by the image's size."""
 
     timestep_sampling: str = "shift"
-    """Density of the training times; each family says which it has."""
+    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
+    discrete_flow_shift; a shift named after the model = sigmoid shifted by the image's size, as the model is sampled; mode (mode_scale);
+    sigma = uniform shifted by discrete_flow_shift."""
     discrete_flow_shift: Annotated[Positive, _TIMES] = 3.0
     """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times."""
     mode_scale: Annotated[float, Field(ge=-1, le=1.75), _TIMES] = 1.29

@@ -5,7 +5,7 @@ The published file of a transformer holds the text conditioner with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,13 @@ from sd_scripts.families.common.t5 import T5_WORDS
 from sd_scripts.families.common.transformer_loading import PREFIXES, Loader, usual_settings
 from sd_scripts.library.core.protocols import Dtypes, Parts, Version
 from sd_scripts.library.loading.common import BASE, Base, Companion, FamilySpec, PartSpec
-from sd_scripts.library.loading.layouts import Stored, renamed
+from sd_scripts.library.loading.layouts import Stored, renaming
 from sd_scripts.library.loading.writing import Lazy, original_tensors, write_file
 
 from .facts import CONDITIONER, TRANSFORMER
 from .network import made
 from .options import AnimaModelOptions
 
-MOST_TOKENS = 512
-"""Rows of text that the published transformer is given."""
 _NAMES = {
     r"^patch_embed\.proj\.": "x_embedder.proj.1.",
     r"^time_embed\.t_embedder\.": "t_embedder.1.",
@@ -52,9 +50,8 @@ _ADAPTER = "llm_adapter."
 """The text conditioner in the file of a transformer."""
 
 
-def layout(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """Where a transformer's tensors (diffusers names) stand in the published file, which is ComfyUI's; see layouts.Layout."""
-    return lambda key: Stored(renamed(key, _NAMES))
+layout = renaming(_NAMES)
+"""Where a transformer's tensors (diffusers names) stand in the published file, which is ComfyUI's."""
 
 
 def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
@@ -63,7 +60,6 @@ def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     main = "transformer_blocks.0"
     width, head, entries = rows("patch_embed.proj"), rows(f"{main}.attn1.norm_q"), rows("patch_embed.proj", 1) // 4
     return {
-        "_class_name": "CosmosTransformer3DModel",
         "out_channels": rows("proj_out") // 4,
         "in_channels": entries - 1,
         "num_attention_heads": width // head,
@@ -92,8 +88,9 @@ def _problems(base: Base, given: Sequence[str], options: AnimaModelOptions, dtyp
 
 def _settings(options: AnimaModelOptions, base: Base | None) -> dict[str, Any]:
     """Texts fill up a number of rows that is the conditioner's."""
-    rows = MOST_TOKENS if base is None else base.networks["te2"].module.config.min_sequence_length
-    return usual_settings(options, SPEC.label) | {"max_token_length": min(options.max_token_length, rows)}
+    settings = usual_settings(options, SPEC.label)
+    rows = settings["max_token_length"] if base is None else base.networks["te2"].module.config.min_sequence_length
+    return settings | {"max_token_length": min(options.max_token_length, rows)}
 
 
 SPEC = FamilySpec(

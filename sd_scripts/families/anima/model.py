@@ -42,9 +42,8 @@ class Anima(QwenVaeFamily, TransformerFamily):
         """See TransformerFamily."""
         words, tokens = tiny_qwen_tokenizer([]), tiny_t5_tokenizer()
         shape = {"num_layers": 3, "num_attention_heads": 2, "attention_head_dim": 16, "adaln_lora_dim": 8, "text_embed_dim": 24}
-        same = {"rope_scale": (1.0, 4.0, 4.0), "extra_pos_embed_type": None}
         networks = {
-            "backbone": AnimaTransformer(mlp_ratio=2.0, **shape, **same),
+            "backbone": AnimaTransformer(mlp_ratio=2.0, rope_scale=(1.0, 4.0, 4.0), extra_pos_embed_type=None, **shape),
             "vae": tiny_qwen_vae(),
             "te1": tiny_qwen3(words),
             "te2": AnimaTextConditioner(32, 24, 32, 2, 2, 2.0, target_vocab_size=len(tokens), min_sequence_length=32),

@@ -4,18 +4,17 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from sd_scripts.families.common.transformer_options import LanguageModelOptions, QwenVaeModelOptions, transformer_runs
+from sd_scripts.families.common.transformer_options import QwenVaeModelOptions, UnsizedObjectiveOptions, transformer_runs
 from sd_scripts.schema.fields import NotNegative, Positive, Show
 from sd_scripts.schema.model import EncoderDevicesOptions, FewStepModelOptions
 from sd_scripts.schema.network import BlocksNetworkOptions
-from sd_scripts.schema.objective import FlowObjectiveOptions
 from sd_scripts.schema.output import AdapterOutputOptions
 from sd_scripts.schema.samples import SampleOptions
 
 from .facts import FACTS
 
 
-class AnimaModelOptions(QwenVaeModelOptions, LanguageModelOptions, FewStepModelOptions, EncoderDevicesOptions):
+class AnimaModelOptions(QwenVaeModelOptions, FewStepModelOptions, EncoderDevicesOptions):
     """The Anima base model: Base is made to be trained, Aesthetic and Turbo to draw with."""
 
     model_type: ClassVar[str] = "anima"
@@ -38,12 +37,9 @@ class AnimaNetworkOptions(BlocksNetworkOptions):
     or the modulation as well. target_modules, when given, chooses among all."""
 
 
-class AnimaFlowObjectiveOptions(FlowObjectiveOptions):
+class AnimaFlowObjectiveOptions(UnsizedObjectiveOptions):
     """The training objective of Anima."""
 
-    timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "mode", "sigma"] = "shift"
-    """Density of the training times: uniform; sigmoid(sigmoid_scale * N), as kohya's script has it by default; logit_normal(logit_mean,
-    logit_std); shift = sigmoid shifted by discrete_flow_shift; mode (mode_scale); sigma = uniform shifted by discrete_flow_shift."""
     discrete_flow_shift: Positive = 3.0
     """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times. 3 is the model's own
     in drawing."""

@@ -47,7 +47,6 @@ def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """See transformer_loading.config_in."""
     into = shapes[f"{_APPROXIMATOR}.in_proj.weight"]
     return {
-        "_class_name": "ChromaTransformer2DModel",
         **double_stream.config_of(shapes),
         "approximator_num_channels": into[1],
         "approximator_hidden_dim": into[0],

@@ -37,9 +37,6 @@ class ClipT5ObjectiveOptions(FlowObjectiveOptions):
     size_shifts: ClassVar[dict[str, SizeShift]] = {"flux_shift": SizeShift((256, 0.5), (4096, 1.15))}
 
     timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "flux_shift", "mode", "sigma"] = "shift"
-    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
-    discrete_flow_shift; flux_shift = sigmoid shifted by the image's size, as FLUX is sampled; mode (mode_scale); sigma = uniform shifted
-    by discrete_flow_shift."""
     discrete_flow_shift: Positive = 3.1582
     """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times. 3.1582 is FLUX's own
     at 1024 x 1024."""

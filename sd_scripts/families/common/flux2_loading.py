@@ -50,7 +50,6 @@ def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     rows = next(shapes[f"{name}.weight"] for name in names if f"{name}.weight" in shapes)[0]
     guidance = ("guidance_in.", "time_guidance_embed.guidance_embedder.")
     return {
-        "_class_name": "Flux2Transformer2DModel",
         **found,
         "axes_dims_rope": [found["attention_head_dim"] // 4] * 4,
         # Rows of query, key and value, then twice those of the MLP.

@@ -42,7 +42,6 @@ def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     Raises KeyError for a file that lacks one of the needed tensors, IndexError for one in another number of dimensions.
     """
     return {
-        "_class_name": "FluxTransformer2DModel",
         **double_stream.config_of(shapes),
         "pooled_projection_dim": double_stream.shape_of(shapes, "vector_in.in_layer.weight", _POOLED)[1],
         "guidance_embeds": any(name.startswith(("guidance_in.", "time_text_embed.guidance_embedder.")) for name in shapes),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 from transformers import Qwen2Tokenizer, Qwen3Config, Qwen3Model
 
 from sd_scripts.library.loading.common import Companion, PartSpec
-from sd_scripts.library.loading.layouts import Stored
+from sd_scripts.library.loading.layouts import renaming
 
 from .qwen3_signs import TEXT_ENCODER
 from .tiny_words import tiny_qwen_tokenizer
@@ -23,11 +23,6 @@ _TEMPLATE = (
 """What Qwen3's template makes of plain messages."""
 
 
-def _layout(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """Qwen3 with its head: the model alone is `model` in it."""
-    return lambda key: Stored(f"model.{key}")
-
-
 def _extras(config: Mapping[str, Any]) -> dict[str, str | Tensor]:
     """The head, which nobody reads here; in small models it is the embedding once more."""
     return {"lm_head.weight": "model.embed_tokens.weight"}
@@ -37,7 +32,8 @@ QWEN3_PART = PartSpec(
     folder="text_encoder",
     class_name="Qwen3Model",
     make=lambda config: Qwen3Model(Qwen3Config.from_dict(config)),
-    layout=_layout,
+    # Qwen3 with its head: the model alone is `model` in it.
+    layout=renaming({"^": "model."}),
     prefixes=("text_encoders.qwen3_4b.transformer.", "text_encoders.qwen3_8b.transformer."),
     kinds=(TEXT_ENCODER,),
     extras=_extras,

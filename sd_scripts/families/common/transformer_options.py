@@ -47,7 +47,7 @@ class LanguageModelOptions(BaseModelOptions):
         return {"model_type": self.model_type, "max_token_length": self.max_token_length, "vae_name": file_name(self.vae)}
 
 
-class QwenVaeModelOptions(BaseModelOptions):
+class QwenVaeModelOptions(LanguageModelOptions):
     """A base model whose latents Qwen-Image's VAE makes."""
 
     grid: ClassVar[int] = 16
@@ -57,7 +57,7 @@ class QwenVaeModelOptions(BaseModelOptions):
     """The VAE (Qwen-Image's): a .safetensors file, a diffusers folder or a hub id; None takes the one that comes with the base model."""
 
 
-class SquareVaeModelOptions(BaseModelOptions):
+class SquareVaeModelOptions(LanguageModelOptions):
     """A base model whose latents FLUX.2's VAE makes."""
 
     grid: ClassVar[int] = 16
@@ -67,7 +67,7 @@ class SquareVaeModelOptions(BaseModelOptions):
     """The VAE (FLUX.2's): flux2-vae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""
 
 
-class Qwen3VL4BModelOptions(BaseModelOptions):
+class Qwen3VL4BModelOptions(LanguageModelOptions):
     """A base model whose captions Qwen3-VL-4B reads."""
 
     text_encoder: Annotated[str | None, Show(kind="file")] = None

@@ -6,7 +6,7 @@ that is taken is not normalised then, wherever the network is run. What else its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from sd_scripts.families.common.tokenizers import TokenizerSpec
 from sd_scripts.families.common.transformer_loading import Loader
 from sd_scripts.library.core.protocols import Dtypes, Version
 from sd_scripts.library.loading.common import BASE, Base, Companion, FamilySpec, PartSpec
-from sd_scripts.library.loading.layouts import Stored
+from sd_scripts.library.loading.layouts import renaming
 
 from .facts import FACTS, TEXT_ENCODER
 from .options import Flux2DevModelOptions
@@ -44,16 +44,12 @@ def mistral(config: Mapping[str, Any]) -> nn.Module:
     return MistralModel(MistralConfig.from_dict(text))
 
 
-def _layout(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """ComfyUI's names."""
-    return lambda key: Stored(f"model.{key}")
-
-
 MISTRAL_PART = PartSpec(
     folder="text_encoder",
     class_name="MistralModel",
     make=mistral,
-    layout=_layout,
+    # ComfyUI's names.
+    layout=renaming({"^": "model."}),
     prefixes=("text_encoders.mistral3_24b.transformer.",),
     kinds=(TEXT_ENCODER,),
     unread=tuple(f"layers.{number}." for number in range(_LAST + 1, _NUM_LAYERS)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from sd_scripts.families.common.square_vae import SQUARE_VAE
 from sd_scripts.families.common.transformer_loading import Loader, usual_settings
 from sd_scripts.library.core.protocols import Dtypes, Version
 from sd_scripts.library.loading.common import BASE, Base, FamilySpec, PartSpec, config_of
-from sd_scripts.library.loading.layouts import Stored, renamed
+from sd_scripts.library.loading.layouts import Stored, renaming
 
 from .facts import FACTS, TRANSFORMER
 from .network import made
@@ -41,10 +41,9 @@ _NAMES = {
 }
 
 
-def layout(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """Where a transformer's tensors (diffusers names) stand in the published file, which is ComfyUI's; see layouts.Layout."""
-    # diffusers' last modulation gives scale, then shift; the published one shift, then scale.
-    return lambda key: Stored(renamed(key, _NAMES), "swapped" if key.startswith("norm_out.linear.") else "same")
+layout = renaming(_NAMES, {r"^norm_out\.linear\.": Stored("", "swapped")})
+"""Where a transformer's tensors (diffusers names) stand in the published file, which is ComfyUI's. diffusers' last modulation gives scale,
+then shift; the published one shift, then scale."""
 
 
 def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
@@ -53,7 +52,6 @@ def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     main = "single_transformer_blocks.0"
     width, head = rows("context_embedder"), rows(f"{main}.attn.norm_q")
     return {
-        "_class_name": "Flux3Transformer2DModel",
         "in_channels": rows("x_embedders.image", 1),
         "cond_in_channels": rows("x_embedders.image_cond", 1),
         "num_layers": count(shapes, r"txt_mode_blocks\.(\d+)\."),

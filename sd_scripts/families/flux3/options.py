@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from sd_scripts.families.common.transformer_options import (
-    LanguageModelOptions,
     Qwen3VL4BModelOptions,
     ReferenceModelOptions,
     SquareVaeModelOptions,
@@ -20,7 +19,7 @@ from sd_scripts.schema.samples import EditSampleOptions
 from .facts import FACTS
 
 
-class Flux3ModelOptions(ReferenceModelOptions, SquareVaeModelOptions, Qwen3VL4BModelOptions, LanguageModelOptions):
+class Flux3ModelOptions(ReferenceModelOptions, SquareVaeModelOptions, Qwen3VL4BModelOptions):
     """The FLUX.3 Image Klein base model: text to image, and editing with reference images."""
 
     model_type: ClassVar[str] = "flux_3"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from sd_scripts.families.common.scheduled import DISTILLED
 from sd_scripts.families.common.transformer_loading import Loader
 from sd_scripts.library.core.protocols import Dtypes, Version
 from sd_scripts.library.loading.common import BASE, Base, FamilySpec, PartSpec, config_of
-from sd_scripts.library.loading.layouts import Stored, renamed
+from sd_scripts.library.loading.layouts import Stored, renaming
 
 from .facts import TRANSFORMER
 from .network import made
@@ -50,15 +49,9 @@ _NAMES = {
 }
 
 
-def layout(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """Where a transformer's tensors (diffusers names) stand in Krea's files, which are ComfyUI's; see layouts.Layout."""
-
-    def stored(key: str) -> Stored:
-        # A block's six vectors of modulation stand behind one another.
-        flat = re.search(r"\d\.scale_shift_table$", key)
-        return Stored(renamed(key, _NAMES), "flat", (6, 0, 0)) if flat else Stored(renamed(key, _NAMES))
-
-    return stored
+layout = renaming(_NAMES, {r"\d\.scale_shift_table$": Stored("", "flat", (6, 0, 0))})
+"""Where a transformer's tensors (diffusers names) stand in Krea's files, which are ComfyUI's: a block's six vectors of modulation stand
+behind one another."""
 
 
 def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
@@ -68,7 +61,6 @@ def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     head, text_head = rows(f"{main}.attn.norm_q"), rows(f"{fusion}.attn.norm_q")
     side = 2 * (head * 3 // 16)
     return {
-        "_class_name": "Krea2Transformer2DModel",
         "in_channels": rows("img_in", 1),
         "num_layers": count(shapes, r"(?:transformer_)?blocks\.(\d+)\."),
         "attention_head_dim": head,

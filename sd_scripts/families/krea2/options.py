@@ -4,12 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from sd_scripts.families.common.transformer_options import (
-    LanguageModelOptions,
-    Qwen3VL4BModelOptions,
-    QwenVaeModelOptions,
-    transformer_runs,
-)
+from sd_scripts.families.common.transformer_options import Qwen3VL4BModelOptions, QwenVaeModelOptions, transformer_runs
 from sd_scripts.schema.fields import NotNegative, Positive
 from sd_scripts.schema.model import EncoderDevicesOptions, FewStepModelOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions, SizeShift
@@ -19,7 +14,7 @@ from sd_scripts.schema.samples import FlowSampleOptions
 from .facts import FACTS
 
 
-class Krea2ModelOptions(QwenVaeModelOptions, Qwen3VL4BModelOptions, LanguageModelOptions, FewStepModelOptions, EncoderDevicesOptions):
+class Krea2ModelOptions(QwenVaeModelOptions, Qwen3VL4BModelOptions, FewStepModelOptions, EncoderDevicesOptions):
     """The Krea 2 base model: Raw is trained, and Turbo, distilled from it, draws with what was trained."""
 
     model_type: ClassVar[str] = "krea_2"
@@ -35,9 +30,6 @@ class Krea2FlowObjectiveOptions(FlowObjectiveOptions):
     size_shifts: ClassVar[dict[str, SizeShift]] = {"krea2_shift": SizeShift((256, 0.5), (6400, 1.15), patch=2)}
 
     timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "krea2_shift", "mode", "sigma"] = "shift"
-    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
-    discrete_flow_shift; krea2_shift = sigmoid shifted by the image's size, as the model is sampled; mode (mode_scale); sigma = uniform
-    shifted by discrete_flow_shift."""
     discrete_flow_shift: Positive = 2.2
 
 

@@ -102,9 +102,6 @@ class QwenFlowObjectiveOptions(FlowObjectiveOptions):
     size_shifts: ClassVar[dict[str, SizeShift]] = {"qwen_shift": SizeShift((256, 0.5), (8192, 0.9))}
 
     timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "qwen_shift", "mode", "sigma"] = "shift"
-    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
-    discrete_flow_shift; qwen_shift = sigmoid shifted by the image's size, as Qwen-Image is sampled; mode (mode_scale); sigma = uniform
-    shifted by discrete_flow_shift."""
     discrete_flow_shift: Positive = 2.2
     """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times. 2.2 is usual for
     Qwen-Image."""

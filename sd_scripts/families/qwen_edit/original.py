@@ -43,7 +43,6 @@ def config_of(shapes: Mapping[str, tuple[int, ...]], zero_cond_t: bool) -> dict[
     numbers = [int(match[1]) for name in shapes if (match := re.match(r"transformer_blocks\.(\d+)\.", name))]
     side = 2 * (head * 7 // 32)
     return {
-        "_class_name": "QwenImageTransformer2DModel",
         "patch_size": 2,
         "in_channels": channels,
         "out_channels": shapes["proj_out.weight"][0] // 4,

@@ -47,7 +47,6 @@ def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     side = 2 * (head * 7 // 32)
     rows = shapes[f"{block}proj.weight"][0] if f"{block}proj.weight" in shapes else shapes[f"{block}gate_up.weight"][0] // 2
     return {
-        "_class_name": "QwenImage21Transformer2DModel",
         "patch_size": 1,
         "in_channels": channels,
         "out_channels": shapes["proj_out.weight"][0],

@@ -4,11 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from sd_scripts.families.common.transformer_options import (
-    LanguageModelOptions,
-    ReferenceModelOptions,
-    transformer_runs,
-)
+from sd_scripts.families.common.transformer_options import LanguageModelOptions, ReferenceModelOptions, transformer_runs
 from sd_scripts.schema.fields import NotNegative, Positive, Show, Side
 from sd_scripts.schema.model import MAX_CONTROLS, Controls, EncoderDevicesOptions, FewStepModelOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions, SizeShift
@@ -46,9 +42,6 @@ class QwenImage21FlowObjectiveOptions(FlowObjectiveOptions):
     size_shifts: ClassVar[dict[str, SizeShift]] = {"qwen_shift": SizeShift((256, 0.5), (8192, 0.9), patch=1)}
 
     timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "qwen_shift", "mode", "sigma"] = "shift"
-    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
-    discrete_flow_shift; qwen_shift = sigmoid shifted by the image's size, as the model is sampled; mode (mode_scale); sigma = uniform
-    shifted by discrete_flow_shift."""
     discrete_flow_shift: Positive = 2.2
 
 

@@ -24,19 +24,15 @@ def states_before_norm(parts: Parts, name: str, ids: Sequence[int], images: Sequ
     transformers 5 gives the normalised states in the place where version 4 has these. Runs with gradient when grad mode is on.
     """
     encoder = parts.text_encoders[name]
-    device = parts.bring(encoder)
-    language: Any = encoder.model.language_model
+    device, language = parts.bring(encoder), encoder.model.language_model
+    tokens, seen = _seen(encoder, ids, images) if images else (torch.tensor([list(ids)]), {})
     found: list[Tensor] = []
     handle = language.norm.register_forward_pre_hook(lambda module, given: found.append(given[0]))
     try:
-        if not images:
-            language(input_ids=torch.tensor([list(ids)], device=device), use_cache=False)
-            return found[0][0]
-        tokens, seen = _seen(encoder, ids, images)
         encoder.model(input_ids=tokens.to(device), use_cache=False, **{key: value.to(device) for key, value in seen.items()})
-        return found[0][0][tokens[0].to(device) != encoder.config.image_token_id]
     finally:
         handle.remove()
+    return found[0][0][tokens[0].to(device) != encoder.config.image_token_id]
 
 
 def _seen(encoder: Any, ids: Sequence[int], images: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

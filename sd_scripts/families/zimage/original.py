@@ -60,7 +60,6 @@ def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     width, numbers = shape("x_embedder.weight", "all_x_embedder.2-1.weight")[:2]
     head = shape("layers.0.attention.q_norm.weight", "layers.0.attention.norm_q.weight")[0]
     return {
-        "_class_name": "ZImageTransformer2DModel",
         "all_patch_size": [2],
         "all_f_patch_size": [1],
         "in_channels": numbers // 4,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -32,14 +33,22 @@ Layout = Callable[[Mapping[str, Any]], Callable[[str], Stored]]
 """From a network's configuration to the place of each of its tensors. The inner function raises KeyError for a name without a place."""
 
 
-def renamed(key: str, table: Mapping[str, str]) -> str:
-    """A tensor's name with what each of these regular expressions finds replaced, in their order. Raises KeyError where none finds any."""
-    name = key
-    for piece, stored in table.items():
-        name = re.sub(piece, stored, name)
-    if name == key:
-        raise KeyError(f"{key} has no place in the original layout")
-    return name
+def renaming(table: Mapping[str, str], forms: Mapping[str, Stored] = MappingProxyType({})) -> Layout:
+    """The layout in which what these regular expressions find in a name is replaced, in their order, whatever the configuration.
+
+    forms: how tensors are stored in whose names these expressions find something; a name there says nothing. A tensor in which nothing of
+    the table is found has no place.
+    """
+
+    def stored(key: str) -> Stored:
+        name = key
+        for piece, other in table.items():
+            name = re.sub(piece, other, name)
+        if name == key:
+            raise KeyError(f"{key} has no place in the original layout")
+        return replace(next((form for piece, form in forms.items() if re.search(piece, key)), Stored("")), name=name)
+
+    return lambda config: stored
 
 
 def places(layout: Layout, keys: Iterable[str], config: Mapping[str, Any]) -> dict[str, Stored]:
