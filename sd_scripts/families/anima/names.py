@@ -11,7 +11,6 @@ from sd_scripts.library.adapters.readers import LORA, Rule
 from .loading import LOADER
 
 _CHOICES = {"attention_and_mlp": ("main",), "all": ("main", "modulation")}
-_EVERYWHERE = rules.TRANSFORMER_PREFIXES
 _QWEN3 = "text_encoders.qwen3_06b.transformer.model."
 
 
@@ -25,14 +24,11 @@ ARCHITECTURES = (
         LOADER,
         encoders=("te2", "te1"),
         told_by=(),
-        prefixes=Prefixes(
-            kohya={**_EVERYWHERE.kohya, "te2": ("lora_unet_llm_adapter_",), "te1": ("lora_te_",)},
-            diffusers={**_EVERYWHERE.diffusers, "te2": ("text_conditioner.",), "te1": ("text_encoder.",)},
-            comfyui={
-                **_EVERYWHERE.comfyui,
-                "te2": ("diffusion_model.llm_adapter.", "model.diffusion_model.llm_adapter."),
-                "te1": (_QWEN3,),
-            },
+        prefixes=rules.TRANSFORMER_PREFIXES
+        | Prefixes(
+            kohya={"te2": ("lora_unet_llm_adapter_",), "te1": ("lora_te_",)},
+            diffusers={"te2": ("text_conditioner.",), "te1": ("text_encoder.",)},
+            comfyui={"te2": ("diffusion_model.llm_adapter.", "model.diffusion_model.llm_adapter."), "te1": (_QWEN3,)},
         ),
         layer_names=BlockNames,
         ranks=ranks_of_parts(_part_of, _CHOICES),

@@ -18,19 +18,11 @@ from sd_scripts.library.adapters.readers import LORA, SUMS, Rule
 from .loading import DEV_VERSION, SPEC
 from .ranks import ranks_of
 
-_PREFIXES = Prefixes(
+_PREFIXES = rules.TRANSFORMER_PREFIXES | Prefixes(
     # OneTrainer counts T5 as the second encoder, kohya as the third; their paths have nothing in common with CLIP's.
-    kohya={
-        "backbone": ("lora_unet_", "lora_transformer_", "lycoris_"),
-        "te1": ("lora_te1_", "lora_te_"),
-        "te3": ("lora_te3_", "lora_te2_"),
-    },
-    diffusers={"backbone": ("transformer.",), "te1": ("text_encoder.",), "te3": ("text_encoder_2.",)},
-    comfyui={
-        "backbone": ("diffusion_model.", "model.diffusion_model."),
-        "te1": (rules.CLIP_L,),
-        "te3": ("text_encoders.t5xxl.transformer.",),
-    },
+    kohya={"te1": ("lora_te1_", "lora_te_"), "te3": ("lora_te3_", "lora_te2_")},
+    diffusers={"te1": ("text_encoder.",), "te3": ("text_encoder_2.",)},
+    comfyui={"te1": (rules.CLIP_L,), "te3": ("text_encoders.t5xxl.transformer.",)},
 )
 
 # x-flux (src/flux/modules/layers.py): 1 is the image's side, 2 the text's; a single block adapts only query, key and value of linear1.

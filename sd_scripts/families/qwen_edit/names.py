@@ -6,14 +6,12 @@ never carries an adapter.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Literal
 
 from sd_scripts.families.common import reader_rules as rules
-from sd_scripts.families.common.plain_names import ranks_of_parts
-from sd_scripts.library.adapters.architectures import Architecture, Prefixes
-from sd_scripts.library.adapters.layer_names import LayerNames
+from sd_scripts.families.common.plain_names import BlockNames, ranks_of_parts
+from sd_scripts.library.adapters.architectures import Architecture
 from sd_scripts.library.loading.common import Config
 
 from . import original
@@ -22,12 +20,6 @@ from .loading import SPEC, VERSIONS
 
 Part = Literal["image_attention", "text_attention", "mlp", "modulation"]
 
-_PREFIXES = Prefixes(
-    kohya={"backbone": ("lora_unet_", "lora_transformer_", "lycoris_")},
-    diffusers={"backbone": ("transformer.",)},
-    comfyui={"backbone": ("diffusion_model.", "model.diffusion_model.")},
-)
-_BLOCK = re.compile(r"backbone\.transformer_blocks\.(\d+)\.(.+)")
 _PARTS: dict[str, Part] = {
     **dict.fromkeys(("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"), "image_attention"),
     **dict.fromkeys(("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"), "text_attention"),
@@ -44,31 +36,19 @@ _CHOICES: dict[str, tuple[Part, ...]] = {
 _IDLE = ("attn.add_q_proj", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2")
 
 
-class QwenImageNames(LayerNames):
+class QwenImageNames(BlockNames):
     """The maps of one Qwen-Image model."""
 
     def __init__(self, architecture: Architecture, config: Config, layers: Iterable[str]) -> None:
         super().__init__(architecture, config, layers)
-        numbers = [number for name in self.layers if (number := self.block(name)) is not None]
-        self._num_blocks = max(numbers, default=-1) + 1
-        last = f"backbone.transformer_blocks.{self._num_blocks - 1}"
+        last = f"backbone.transformer_blocks.{self.num_blocks - 1}"
         # Of the last block only the image's side is read: its text queries and everything after its text attention go nowhere.
         self.idle = frozenset(f"{last}.{path}" for path in _IDLE) & frozenset(self.layers)
-
-    @property
-    def num_blocks(self) -> int:
-        """All blocks are double blocks."""
-        return self._num_blocks
-
-    def block(self, name: str) -> int | None:
-        """Number of the block a layer stands in; None outside of all blocks."""
-        match = _BLOCK.fullmatch(name)
-        return None if match is None else int(match[1])
 
 
 def part_of(name: str) -> Part | None:
     """Which part of its block `backbone.<layer>` belongs to; None outside of all blocks."""
-    match = _BLOCK.fullmatch(name)
+    match = BlockNames.blocks.fullmatch(name)
     return None if match is None else _PARTS.get(match[2])
 
 
@@ -84,7 +64,7 @@ ARCHITECTURES = (
         version=VERSIONS["image"],
         # Attention has the names and the width of that in FLUX's double blocks.
         told_by=("qwen",),
-        prefixes=_PREFIXES,
+        prefixes=rules.TRANSFORMER_PREFIXES,
         layer_names=QwenImageNames,
         ranks=ranks_of_parts(part_of, _CHOICES),
         has_one_alpha=False,

@@ -28,6 +28,10 @@ class Prefixes:
     diffusers: Mapping[str, tuple[str, ...]]
     comfyui: Mapping[str, tuple[str, ...]]
 
+    def __or__(self, more: Prefixes) -> Prefixes:
+        """Of the modules of both; a module in both has those of more."""
+        return Prefixes({**self.kohya, **more.kohya}, {**self.diffusers, **more.diffusers}, {**self.comfyui, **more.comfyui})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
