@@ -31,6 +31,9 @@ class Flux2FlowObjectiveOptions(FlowObjectiveOptions):
     size_shifts: ClassVar[dict[str, SizeShift]] = {"flux2_shift": SizeShift((256, 1.62158), (4096, 2.02331), patch=1)}
 
     timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "flux2_shift", "mode", "sigma"] = "shift"
+    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
+    discrete_flow_shift; flux2_shift = sigmoid shifted by the image's size, as FLUX.2 is sampled in 50 steps; mode (mode_scale); sigma =
+    uniform shifted by discrete_flow_shift."""
     discrete_flow_shift: Positive = 3.0
 
 
