@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sd_scripts.families.common import reader_rules as rules
-from sd_scripts.families.common.double_stream_names import DoubleStreamNames, ranks_of_blocks
+from sd_scripts.families.common.double_stream_names import DoubleStreamNames
+from sd_scripts.families.common.plain_names import ranks_of_plain
 from sd_scripts.library.adapters.readers import LORA, Rule
 
 from .loading import LOADER
@@ -17,7 +18,7 @@ ARCHITECTURES = (
         # All layers that carry an adapter have FLUX's names and widths.
         told_by=("chroma",),
         layer_names=DoubleStreamNames,
-        ranks=ranks_of_blocks,
+        ranks=ranks_of_plain,
         comfyui_endings="kohya",
         readers={
             "ComfyUI": (rules.PUBLISHED, Rule("backbone", ("transformer.", "lycoris_"), without=_GUIDANCE)),

@@ -10,10 +10,8 @@ import re
 from collections.abc import Iterable
 
 from sd_scripts.library.adapters.architectures import Architecture
-from sd_scripts.library.adapters.layer_names import LayerNames, Names, Target
-from sd_scripts.library.adapters.ranks import ChosenParts
+from sd_scripts.library.adapters.layer_names import LayerNames, Target
 from sd_scripts.library.loading.common import Config
-from sd_scripts.schema.network import BlocksNetworkOptions
 
 BLOCK = re.compile(r"backbone\.(single_)?transformer_blocks\.(\d+)\.(.+)")
 
@@ -45,12 +43,3 @@ class DoubleStreamNames(LayerNames):
         if match is None:
             return None
         return int(match[2]) + (self._num_double if match[1] else 0)
-
-
-def ranks_of_blocks(options: BlocksNetworkOptions, names: Names) -> ChosenParts:
-    """Ranks of an adapter on whole blocks."""
-
-    def part_of(name: str) -> str | None:
-        return "block" if BLOCK.fullmatch(name) else None
-
-    return ChosenParts(options, names, options.train_block_indices, part_of, {"all": ("block",)}, "all")

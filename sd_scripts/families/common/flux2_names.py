@@ -6,8 +6,9 @@ from sd_scripts.library.adapters.architectures import Architecture
 from sd_scripts.library.adapters.readers import LORA, Rule
 
 from . import reader_rules as rules
-from .double_stream_names import DoubleStreamNames, ranks_of_blocks
+from .double_stream_names import DoubleStreamNames
 from .flux2_signs import DEV, KLEIN
+from .plain_names import ranks_of_plain
 from .transformer_loading import Loader
 
 _MODULATION = r"(double_stream_modulation_(img|txt)|single_stream_modulation)\.linear"
@@ -23,7 +24,7 @@ def architecture(loader: Loader) -> Architecture:
         # Layers have FLUX.1's names, and Klein 4B its width.
         told_by=("flux_2", "flux-2", "flux2", "flux.2"),
         layer_names=DoubleStreamNames,
-        ranks=ranks_of_blocks,
+        ranks=ranks_of_plain,
         readers={
             "ComfyUI": (rules.PUBLISHED, Rule("backbone", ("transformer.", "lycoris_"), without=rf"{_MODULATION}|time_guidance_embed\..*")),
             "musubi-tuner": rules.PUBLISHED_MUSUBI,

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from sd_scripts.families.common.double_stream_names import BLOCK, ranks_of_blocks
+from sd_scripts.families.common.double_stream_names import BLOCK
+from sd_scripts.families.common.plain_names import ranks_of_plain
 from sd_scripts.library.adapters.ranks import ByName, Ranks, beyond, numbers_in
 from sd_scripts.schema.errors import Problem
 from sd_scripts.schema.network import BlocksNetworkOptions
@@ -94,4 +95,4 @@ class FluxRanks:
 
 def ranks_of(options: FluxNetworkOptions | BlocksNetworkOptions, names: FluxNames) -> Ranks:
     """Ranks of an adapter on this transformer, by the options of the family that has it: another one's adapters may be on whole blocks."""
-    return FluxRanks(options, names) if isinstance(options, FluxNetworkOptions) else ranks_of_blocks(options, names)
+    return FluxRanks(options, names) if isinstance(options, FluxNetworkOptions) else ranks_of_plain(options, names)
