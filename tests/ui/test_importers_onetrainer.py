@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from statistics import NormalDist
 
 import pytest
 
+from kohya_like import importers
 from sd_scripts.families import RUNS
 from sd_scripts.schema.errors import OptionError
 from tests.ui.foreign_files import builds, one, said
@@ -121,3 +123,94 @@ def test_curves_of_onetrainer_become_the_nearest_normal_density() -> None:
         normal = NormalDist(options["logit_mean"], options["logit_std"])
         below = [normal.cdf(math.log(2.0 * time / (1 - time))) for time in times]
         assert max(abs(one - part / sums[-1]) for one, part in zip(below, sums[1:], strict=True)) < least
+
+
+_PART = {"__version": 0, "model_name": "", "train": True, "stop_training_after": 30, "stop_training_after_unit": "EPOCH"}
+_PART |= {"learning_rate": 5e-6, "weight_dtype": "INT_8", "gradient_checkpointing": False, "offload_fraction": 0.5}
+
+
+def test_parts_of_other_models_in_a_saved_configuration_of_onetrainer_say_nothing() -> None:
+    """It saves tables for the parts of all models, with their defaults, on among them."""
+    own = {"train": False, "weight_dtype": "FLOAT_16", "stop_training_after_unit": "NEVER"}
+    file = {
+        "__version": 10,
+        "training_method": "LORA",
+        "model_type": "STABLE_DIFFUSION_XL_10_BASE",
+        "base_model_name": "m",
+        "learning_rate": 1e-4,
+        "unet": {"__version": 0, "train": True, "weight_dtype": "FLOAT_16", "gradient_checkpointing": True},
+        "transformer": _PART,
+        "text_encoder": own,
+        "text_encoder_2": own,
+        "text_encoder_3": _PART,
+        "text_encoder_4": _PART,
+        "vae": {**_PART, "weight_dtype": "FLOAT_32"},
+        "optimizer": {"__version": 0, "optimizer": "ADAMW"},
+        "concepts": [{"__version": 2, "path": "a", "image": {"__version": 0}, "text": {"__version": 0}}],
+        "layer_filter": "",
+        "layer_filter_preset": "full",
+    }
+    found = importers.read("x.json", json.dumps(file).encode())
+    options = builds(found)
+    assert not options["train_text_encoder"] and options["gradient_checkpointing"] and options["unet_lr"] is None
+    assert not options["blocks_to_swap"] if "blocks_to_swap" in options else True
+    assert not [row for row in found.rows if row.verdict == "unknown"]
+    (conflict,) = found.conflicts
+    assert conflict.startswith("layer_filter_preset")
+    assert said(found, "text_encoder_3.train")[1] == "it is for another model's parts"
+    file |= {"model_type": "Z_IMAGE", "text_encoder": _PART, "transformer": {**own, "train": True}}
+    found = importers.read("x.json", json.dumps(file).encode())
+    assert [text.partition(" ")[0] for text in found.conflicts] == ["layer_filter_preset"], "it trains no text encoder of Z-Image"
+    assert builds(found)["text_encoder_quantization"] != "none"
+    file |= {"model_type": "STABLE_DIFFUSION_15", "text_encoder": _PART, "epochs": 100}
+    conflicts = importers.read("x.json", json.dumps(file).encode()).conflicts
+    assert [text.partition(" ")[0] for text in conflicts] == ["text_encoder.stop_training_after_unit", "layer_filter_preset"]
+    assert len(importers.read("x.json", json.dumps({**file, "epochs": 30}).encode()).conflicts) == 1, "the run ends before"
+
+
+def test_adapters_in_a_configuration_for_a_whole_model_are_not_needed() -> None:
+    file = {"training_method": "FINE_TUNE", "model_type": "STABLE_DIFFUSION_XL_10_BASE", "base_model_name": "m", "peft_type": "LORA"}
+    file |= {
+        "lora_rank": 16,
+        "lora_alpha": 1.0,
+        "lora_decompose": False,
+        "lora_model_name": "",
+        "transformer": {"weight_dtype": "BFLOAT_16"},
+    }
+    found = importers.read("x.json", json.dumps({**file, "unet": {"weight_dtype": "FLOAT_32"}}).encode())
+    assert {said(found, key)[0] for key in ("peft_type", "lora_rank", "lora_alpha", "lora_decompose")} == {"not needed"}
+    assert not builds(found)["full_bf16"], "it is the transformer's, which SDXL has not"
+
+
+def test_configurations_of_earlier_versions_of_onetrainer_are_brought_up_to_date() -> None:
+    file = {
+        "training_method": "LORA",
+        "model_type": "FLUX_DEV_1",
+        "base_model_name": "org/flux",
+        "prior": {"train": True, "weight_dtype": "NFLOAT_4"},
+        "text_encoder_2_weight_dtype": "INT_8",
+        "train_text_encoder": False,
+        "lora_layers": "attn",
+        "lora_layer_preset": None,
+        "save_after": 5,
+        "save_after_unit": "EPOCH",
+        "optimizer": "ADAFACTOR",
+        "optimizer_weight_decay": 0.02,
+        "align_prop": False,
+        "align_prop_steps": 20,
+        "concepts": [{"path": "a", "include_subdirectories": False, "repeats": 4, "validation_concept": False}],
+    }
+    found = importers.read("x.json", json.dumps(file).encode())
+    options = builds(found)
+    wanted = {"transformer_quantization": "nf4", "text_encoder_quantization": "qint8", "train_text_encoder": False}
+    wanted |= {"save_every_n_epochs": 5, "optimizer_type": "Adafactor", "dataset_repeats": 4}
+    assert {name: options[name] for name in wanted} == wanted and "weight_decay=0.02" in options["optimizer_args"]
+    keys = {row.key for row in found.rows}
+    assert {"prior.weight_dtype", "lora_layers", "save_after", "optimizer_weight_decay", "concepts[0].repeats"} <= keys
+    assert not [row for row in found.rows if row.verdict == "unknown"]
+    sdxl = {"training_method": "FINE_TUNE", "model_type": "STABLE_DIFFUSION_XL_10_BASE", "base_model_name": "m", "min_snr_gamma": 5.0}
+    sdxl |= {"unet_learning_rate": 1e-5, "train_text_encoder": True, "text_encoder_learning_rate": 3e-6}
+    found = importers.read("x.json", json.dumps({**sdxl, "train_text_encoder_epochs": 3}).encode())
+    options = builds(found)
+    assert (options["min_snr_gamma"], options["unet_lr"], options["text_encoder_lr"]) == (5.0, 1e-5, (3e-6,))
+    assert [text for text in found.conflicts if "trained to the end" in text]

@@ -28,6 +28,7 @@ from ..table import (
 )
 from . import data, model, training
 from .export import said_otherwise, sample
+from .former import of_today
 
 __all__ = ["IMPORTER", "MODELS", "PROGRAM", "TABLE", "layers_of", "looks_like", "name_of", "read", "said_otherwise", "sample"]
 
@@ -119,7 +120,9 @@ def read(name: str, given: Mapping[str, Any]) -> Imported:
     if kind in _BY_NAME and _BY_NAME[kind] in str(given.get("base_model_name")).lower():
         kind = f"{kind}_{_BY_NAME[kind].upper()}"
     run, found = kind_of_run(PROGRAM, name, MODELS, kind, _METHODS[method])
-    sheet = ForeignSheet(PROGRAM, run, opened(_with_defaults_of_optimizer(given)), found)
+    today, called = of_today(given)
+    sheet = ForeignSheet(PROGRAM, run, opened(_with_defaults_of_optimizer(today)), found)
+    sheet.called |= {path: name for path, name in called.items() if path in sheet.given}
     for option, value in found.options.items():
         sheet.put(option, value, "model_type" if "model_type" in sheet.given else "")
     fill(sheet, TABLE)
@@ -143,13 +146,19 @@ def _with_defaults_of_optimizer(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**given, "optimizer": {**defaults, **own}} if isinstance(defaults, Mapping) and isinstance(own, Mapping) else given
 
 
+_VERSION = unneeded("it is the version of that program's tables")
 _MACHINE = unneeded("it belongs to that program's page and machine, not to the training")
 
 TABLE: Table = {
     **model.TABLE,
     **training.TABLE,
     **data.TABLE,
-    **each("", "training_method model_type __version", unneeded("the kind of run says it")),
+    **each("", "training_method model_type", unneeded("the kind of run says it")),
+    **each("", "__version concepts[].__version concepts[].image.__version concepts[].text.__version optimizer.__version", _VERSION),
+    **each("", f"{' '.join(f'{part}.__version' for part in model.PARTS)} cloud.__version secrets.__version", _VERSION),
+    "align_prop": only(False, "there is no training by the taste of another network", banner=True),
+    **each("", "align_prop_probability align_prop_loss align_prop_weight align_prop_steps", unneeded("align_prop says it")),
+    **each("", "align_prop_truncate_steps align_prop_cfg_scale", unneeded("align_prop says it")),
     **each(
         "", "debug_mode debug_dir tensorboard tensorboard_expose tensorboard_always_on tensorboard_port offline_mode only_cache", _MACHINE
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import PureWindowsPath
 
 from sd_scripts.runs.layers import layers_of
@@ -15,6 +16,7 @@ from ..table import (
     ForeignSheet,
     Rule,
     Table,
+    TwoWay,
     each,
     more_than_zero,
     only,
@@ -37,9 +39,46 @@ def backbone_of(model: str) -> str:
     return "unet" if model.startswith("STABLE_DIFFUSION") else "transformer"
 
 
+PARTS = ("unet", "transformer", "text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", "vae")
+_TWO_ENCODERS = ("sdxl", "flux")
+_WITH_TRAINED_TEXTS = ("sd", "sdxl", "flux", "chroma", "qwen_edit")
+"""The families whose text encoders that program trains."""
+
+
+def _parts_of(sheet: ForeignSheet) -> set[str]:
+    """The parts that a model has there; a file has tables for those of all models."""
+    family = sheet.model.family
+    second = {"text_encoder_2"} if family in _TWO_ENCODERS else set()
+    return {"unet" if family in ("sd", "sdxl") else "transformer", "text_encoder", "vae", *second}
+
+
+def _of_part(rule: Rule) -> Rule:
+    """A rule for what a file says of a part, where the model has it."""
+
+    def write(sheet: ForeignSheet, key: str) -> None:
+        if key.split(".")[0] in _parts_of(sheet):
+            rule(sheet, key)
+        else:
+            sheet.skip(key, _ELSEWHERE)
+
+    return replace(rule, write=write) if isinstance(rule, TwoWay) else write
+
+
+def _of_adapter(rule: Rule) -> Rule:
+    """A rule for what a file says of adapters, which it does for whole models, too."""
+
+    def write(sheet: ForeignSheet, key: str) -> None:
+        if sheet.run.method == "network":
+            rule(sheet, key)
+        else:
+            sheet.skip(key, "it is a setting of adapters, and this run trains the model itself")
+
+    return replace(rule, write=write) if isinstance(rule, TwoWay) else write
+
+
 def assumed_precision(sheet: ForeignSheet) -> None:
     """Weights that are trained themselves are kept in the precision of their part, which is often 16 bits."""
-    part = next((part for part in BACKBONES if f"{part}.weight_dtype" in sheet.given), None)
+    part = next((part for part in BACKBONES if f"{part}.weight_dtype" in sheet.given and part in _parts_of(sheet)), None)
     if sheet.run.method != "full" or part is None or "full_bf16" not in sheet.known:
         return
     if str(sheet.value(f"{part}.weight_dtype")) == "BFLOAT_16":
@@ -145,6 +184,10 @@ def _trained(sheet: ForeignSheet, key: str) -> None:
             sheet.lose(key, "the network is always trained")
     elif not on:
         sheet.skip(key, "it is off")
+    elif part == "vae":
+        sheet.skip(key, "a VAE is trained by a method of its own there")
+    elif sheet.model.family not in _WITH_TRAINED_TEXTS:
+        sheet.skip(key, "this model's text encoders are trained there neither")
     elif part.startswith("text_encoder") and "train_text_encoder" in sheet.known:
         sheet.take(key, "train_text_encoder", True)
         sheet.put("cache_text_encoder_outputs", False, key)
@@ -163,6 +206,21 @@ def _rate_of_part(sheet: ForeignSheet, key: str) -> None:
         sheet.take(key, "text_encoder_lr", [str(rate) for rate in rates if rate is not None])
     else:
         sheet.skip(key, "this part is not trained")
+
+
+def _stopped(sheet: ForeignSheet, key: str) -> None:
+    """When a part is trained no longer."""
+    part, after = key.split(".")[0], sheet.number(key.removesuffix("_unit"))
+    epochs = sheet.number("epochs") or 100
+    trained = part in BACKBONES or (part != "vae" and sheet.on(f"{part}.train") and sheet.model.family in _WITH_TRAINED_TEXTS)
+    if str(sheet.value(key)) in ("NEVER", "ALWAYS"):
+        sheet.skip(key, f"{sheet.value(key)} is what happens here as well")
+    elif not trained:
+        sheet.skip(key, "this part is not trained")
+    elif after is not None and sheet.value(key) == "EPOCH" and after >= epochs:
+        sheet.skip(key, "the run ends before")
+    else:
+        sheet.lose(key, "parts are trained to the end; a lower rate does it in part")
 
 
 def _part_file(sheet: ForeignSheet, key: str) -> None:
@@ -231,7 +289,8 @@ def every_layer(sheet: ForeignSheet, key: str) -> None:
         sheet.put("conv_dim", int(sheet.number("lora_rank") or 16), key)
         sheet.put("conv_alpha", sheet.number("lora_alpha") or 1.0, key)
     sheet.write(key, "not supported", LAYERS_BEYOND)
-    sheet.conflicts.append(f"layer_filter_preset = full: {LAYERS_BEYOND}")
+    if (text := f"layer_filter_preset = full: {LAYERS_BEYOND}") not in sheet.conflicts:
+        sheet.conflicts.append(text)
 
 
 LAYERS_BEYOND = "all layers of the blocks have an adapter; there those before and after the blocks have one too"
@@ -285,12 +344,10 @@ def _attention_masked(sheet: ForeignSheet, key: str) -> None:
 
 _ELSEWHERE = "it is for another model's parts"
 
-_PARTS = "unet transformer text_encoder text_encoder_2 text_encoder_3 text_encoder_4 vae"
-
 TABLE: Table = {
     **{
-        f"{part}.{name}": rule
-        for part in _PARTS.split()
+        f"{part}.{name}": _of_part(rule)
+        for part in PARTS
         for name, rule in {
             "train": _trained,
             "learning_rate": _rate_of_part,
@@ -304,7 +361,7 @@ TABLE: Table = {
             "dropout_probability": more_than_zero("caption_dropout_rate"),
             "include": only(True, "parts cannot be left out", banner=True),
             "stop_training_after": unneeded("see stop_training_after_unit"),
-            "stop_training_after_unit": only("NEVER", "parts are trained to the end; a lower rate does it in part", banner=True),
+            "stop_training_after_unit": _stopped,
             "train_embedding": unneeded("embeddings are not trained"),
             "compile": unneeded("compile says it"),
         }.items()
@@ -338,14 +395,15 @@ TABLE: Table = {
     ),
     "additional_embeddings[].*": unneeded("embeddings are not trained"),
     "bundle_additional_embeddings": unneeded("embeddings are not trained"),
-    "peft_type": _kind,
-    "lora_model_name": to("network_weights"),
-    **each("", "lora_rank lokr_dim lora_alpha", _rank),
-    **each("", "lora_decompose lora_decompose_norm_epsilon lora_decompose_output_axis", _decomposed),
+    "peft_type": _of_adapter(_kind),
+    "lora_model_name": _of_adapter(to("network_weights")),
+    **each("", "lora_rank lokr_dim lora_alpha", _of_adapter(_rank)),
+    **each("", "lora_decompose lora_decompose_norm_epsilon lora_decompose_output_axis", _of_adapter(_decomposed)),
     "lora_weight_dtype": unneeded("an adapter's weights are float32"),
     "oft_block_size": where(lambda sheet: str(sheet.value("peft_type")) == "OFT_2", to("oft_block_size"), "it is for OFT"),
-    **each("", "oft_block_share oft_scaled lokr_use_tucker lokr_weight_decompose", only(False, "this kind of adapter is not made so")),
-    "lokr_decompose_both": more_than_zero("lokr_decompose_both"),
+    **each("", "oft_block_share oft_scaled oft_coft lokr_use_tucker lokr_weight_decompose", only(False, "adapters are not made so")),
+    "coft_eps": unneeded("oft_coft says it"),
+    "lokr_decompose_both": _of_adapter(more_than_zero("lokr_decompose_both")),
     "lokr_decompose_factor": where(lambda sheet: str(sheet.value("peft_type")) == "LOKR", to("lokr_factor"), "it is for LoKr"),
     **each("", "lokr_full_matrix lokr_vec_trick lokr_dora_on_output", unneeded("network_type and network_dim say it")),
 }
