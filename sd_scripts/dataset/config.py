@@ -82,6 +82,8 @@ _ALIASES = {
     "control_directory": "control_data_dir",
     "control_dir": "control_data_dir",
 }
+_OF_ONE_MODEL = re.compile(r"\w+_(no_resize_control|control_resolution)")
+"""musubi-tuner's older names begin with their model's."""
 _NOT_SUPPORTED = {
     "network_multiplier": "is not supported; set the strength of the adapter with network_alpha",
     "face_crop_aug_range": "is not supported; cut the images around the faces beforehand, or use random_crop",
@@ -95,6 +97,11 @@ _NOT_SUPPORTED = {
 _NOT_NEEDED = {
     "cache_info": "is not needed: sizes and captions are always kept in an index in cache_dir",
     "cache_directory": "is not needed: caches of all data sets lie in cache_dir",
+    **dict.fromkeys(
+        """target_frames frame_extraction frame_stride frame_sample max_frames source_fps fp_latent_window_size fp_1f_clean_indices
+        fp_1f_target_index fp_1f_no_post""".split(),
+        "is not needed: it is for videos",
+    ),
 }
 _CONTROL_KEYS = ("control_data_dir", "control_directory", "control_dir")
 _WITH_CONTROLS = [run.script for run in RUNS.values() if issubclass(section_of(run, "dataset"), PairDatasetOptions)]
@@ -103,10 +110,17 @@ _MOST_REPEATS = 10_000
 KOHYA_FOLDER = re.compile(r"^(\d+)_(.*)$")
 
 
+def _of_today(key: str) -> str:
+    """A key without the model in whose name it was once asked for."""
+    found = _OF_ONE_MODEL.fullmatch(key)
+    return key.removeprefix(key[: found.start(1)]) if found else key
+
+
 def said_of(key: str, edits: bool) -> tuple[Literal["not needed", "not supported", "unknown"], str] | None:
     """What a dataset file's key is that is not read, and why; None for one that is. edits: whether the model takes control images."""
     if key in _NOT_NEEDED:
         return "not needed", _NOT_NEEDED[key].removeprefix("is not needed: ")
+    key = _of_today(key)
     if key in _NOT_SUPPORTED or (not edits and key in _CONTROL_KEYS):
         return "not supported", _NOT_SUPPORTED.get(key, _NO_CONTROLS).removeprefix("is not supported: ").removeprefix("is not supported; ")
     known = {*_SHARED_SUBSET, *_ONLY_SUBSET, *_ONLY_DATASET, *_CONTROL_KEYS}
@@ -425,6 +439,8 @@ class _Reader:
             if name in _PLACES and isinstance(value, str) and not value.strip():
                 # Not given: it must never be the present folder.
                 continue
+            if _of_today(key) in _NOT_SUPPORTED and value is False:
+                continue
             if name in allowed:
                 values[name] = value
             elif name not in lists:
@@ -435,8 +451,8 @@ class _Reader:
         where = f"{place}, {key}{self._line(key)}" if place else f"{key}{self._line(key)}"
         if key in _NOT_NEEDED:
             self.warnings.append(f"{self.path.name}: {where} {_NOT_NEEDED[key]}; remove it")
-        elif key in self.not_supported:
-            self._problem(where, self.not_supported[key])
+        elif _of_today(key) in self.not_supported:
+            self._problem(where, self.not_supported[_of_today(key)])
         elif _ALIASES.get(key, key) in elsewhere:
             self._problem(where, "belongs into [[datasets]] or [general], not into a subset")
         elif _ALIASES.get(key, key) in _ONLY_SUBSET:

@@ -50,6 +50,10 @@ _MARKS = ("\\", "^", "`", "...", "\N{HORIZONTAL ELLIPSIS}")
 """What stands where a line goes on, in another shell or in a page for readers: no value."""
 
 
+_WINDOWS_PATH = re.compile(r"(?:^|[\s=\"'&])(?:[A-Za-z]:|\.{1,2}|[\w.-]+)\\[\w.-]")
+_POWERSHELL = re.compile(r"^\s*(?:&\s|\$\w+\s*=)|\$env:", re.MULTILINE | re.IGNORECASE)
+
+
 @dataclass(frozen=True)
 class Command:
     """One start of a Python script."""
@@ -110,6 +114,8 @@ def shell_of(name: str, text: str) -> Shell:
         "cmd": len(re.findall(r"\^[ \t]*$", text, re.MULTILINE)),
         "powershell": len(re.findall(r"`[ \t]*$", text, re.MULTILINE)),
     }
+    if not any(counts.values()) and _WINDOWS_PATH.search(text):
+        return "powershell" if _POWERSHELL.search(text) else "cmd"
     return max(counts, key=lambda shell: counts[shell])
 
 

@@ -94,7 +94,7 @@ def of_line(name: str, command: Command) -> Imported | None:
     script = re.fullmatch(r"(\w+?)_train(_network)?(_self_flow)?\.py", command.name)
     if script is None or script[1] not in MODELS or not ("musubi" in command.script or "dit" in command.options):
         return None
-    return _imported(name, lines(command)[0], script[1], f"command line of {PROGRAM}", "network" if script[2] else "full", command)
+    return _imported(name, lines(command, RULES)[0], script[1], f"command line of {PROGRAM}", "network" if script[2] else "full", command)
 
 
 def _flat(given: Mapping[str, object]) -> dict[str, object]:
@@ -122,7 +122,7 @@ def _imported(
     sheet = KohyaSheet(run, merged, page=False, tab="lora" if method == "network" else "finetune", program=PROGRAM, usual_shift=1.0)
     for option, value in found.options.items():
         sheet.put(option, value)
-    table, unclear = KOHYA_TABLE | ADAPTER | RATES | RULES, lines(command)[1] if command is not None else {}
+    table, unclear = KOHYA_TABLE | ADAPTER | RATES | RULES, lines(command, RULES)[1] if command is not None else {}
     fill(sheet, split, table)
     said = {*sheet.given, *unclear, *(name for name in _DEFAULTS if method == "full" and name.startswith("network_"))}
     for option, default in _DEFAULTS.items() if command is None or not command.lacks_its_file else ():

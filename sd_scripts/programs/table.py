@@ -51,6 +51,10 @@ class NamedModel:
     """The options that give an adapter the layers which it has there where a file says nothing of them."""
     beyond: str = ""
     """What has an adapter there as well, and cannot here."""
+    parts: tuple[str, ...] = ()
+    """The tables of its own parts, where a file has some for the parts of all models."""
+    trains_texts: bool = False
+    """Whether the program trains its text encoders."""
 
 
 class ForeignSheet(Sheet):

@@ -79,12 +79,16 @@ class _Line:
             return _value(option)(value)
         if name == "clip_skip" and str(value) in ("0", "1"):
             return {}, f"{value} is the model's own way"
+        if name == "clip_skip" and self.kohya is not None:
+            return {}, "without effect, as in kohya's scripts for this family: it always reads the same layer of its text encoders"
         if name in _MEANINGS:
             options, note = _MEANINGS[name](value)
             return (options, note) if options.keys() <= self.known.keys() else None
         if name == "dynamo_backend" and "compile_backend" in self.known and str(value) in self.known["compile_backend"].choices:
             compiled = not _is_off(self.given.get("torch_compile"))
             return ({"compile_backend": value}, f"taken as compile_backend = {value}") if compiled else ({}, "it is for torch_compile")
+        if (whole := words.whole_name(name, words.SAME)) != name and whole in self.known:
+            return _value(whole)(value)
         found = legacy.find(name, self.run)
         # What the trainers of other families call not needed may be the choice of what is trained.
         if found is None or name in _CHANGES_SOMETHING or (self.kohya is None and name not in legacy.NOT_NEEDED):

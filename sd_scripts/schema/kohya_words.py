@@ -3,10 +3,11 @@
 What a family is called there stands in its own facts, what became of names that are no words here in `legacy`.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from .optimizer import BY_NAME
+from .optimizer import BUILT_IN, BY_NAME
 from .samples import SAMPLERS as OUR_SAMPLERS
 
 DEFAULTS: dict[str, object] = {
@@ -25,9 +26,22 @@ OPTIMIZERS_BY_NAME = {**BY_NAME, "pagedadamw32bit": "AdamW", "pagedlion8bit": "L
 """Optimizers that compute the same, in small letters: pages and bits save memory only."""
 
 
+_PACKAGES = re.compile(
+    r"(pytorch_optimizer(\.optimizer)?|schedulefree|prodigyopt|lion_pytorch|(torch|bitsandbytes|bnb)\.optim|transformers(\.optimization)?)\."
+)
+_OF_ANY_PACKAGE = {name.lower() for name in BUILT_IN}
+
+
 def bare_name(optimizer: str) -> str:
     """An optimizer's name in small letters, without the packages whose optimizers need no class of one's own here."""
-    return optimizer.strip().lower().removeprefix("pytorch_optimizer.").removeprefix("schedulefree.")
+    whole = optimizer.strip().lower()
+    found = _PACKAGES.match(whole)
+    if found is None:
+        return whole
+    bare = whole[found.end() :]
+    # torch has optimizers of the same names as the package pytorch-optimizer, which are not those.
+    same = found[1].startswith(("pytorch_optimizer", "schedulefree")) or bare in _OF_ANY_PACKAGE or bare.startswith(("paged", "ademamix"))
+    return bare if same else whole
 
 
 FILE_PRECISIONS = {"float32": "float", "fp32": "float", "float16": "fp16", "bfloat16": "bf16"}
@@ -133,6 +147,16 @@ SAME = frozenset(
     zero_terminal_snr""".split()
 )
 """Options that sd-scripts has under the same name."""
+
+
+def whole_name(name: str, known: Iterable[str]) -> str:
+    """The option that the beginning of its name stands for, as argparse takes it in kohya's scripts; the name itself where none or several
+    begin so."""
+    names = set(known)
+    found = [one for one in names if one.startswith(name)]
+    return found[0] if name not in names and len(found) == 1 and len(name) > 3 else name
+
+
 NETWORK_ARGS = {
     "conv_dim": "conv_dim",
     "conv_alpha": "conv_alpha",

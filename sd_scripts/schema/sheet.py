@@ -316,7 +316,7 @@ class Sheet:
         left, default = self.values.pop(option), self.known[option].default
         stays = f" {option} stays {shown(default)}." if not self.known[option].required else ""
         for key in self._keys_of.get(option, []):
-            self.refuse(key, problem.message.rstrip(".") + "." + stays)
+            self.refuse(key, (problem.message.rstrip(".") + "." + stays).replace("?.", "?"))
         winners = [f"{name} = {shown(self.values[name])}" for name in about if name in self.values] if not alone else []
         if winners:
             self.conflicts.append(f"{option} = {shown(left)} gave way to {', '.join(winners)}: {problem.message.partition(';')[0]}.{stays}")

@@ -573,7 +573,6 @@ def test_a_data_set_configuration_takes_the_place_of_folders() -> None:
         {"optimizer": "DAdaptAdaGrad"},
         {"LoRA_type": "LyCORIS/Diag-OFT"},
         {"LoRA_type": "LyCORIS/LoKr", "train_norm": True},
-        {"clip_skip": 2},
         {"additional_parameters": "--deepspeed"},
         {"optimizer": "Adafactor", "learning_rate": 1e-6},
         {"resume": "a/state"},

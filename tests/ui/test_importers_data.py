@@ -217,3 +217,15 @@ def test_masks_beside_the_images_of_concepts_are_found(folders: tuple[str, ...],
     assert (options.dataset.masked_loss, flat.flatten(options)["masked_loss_outside_weight"]) == (True, 0.3)
     images = scan(subsets_of(options.dataset, there), there / "cache").images
     assert sorted(Path(image.mask).name for image in images) == ["x-masklabel.png"] * len(folders)
+
+
+def test_what_musubis_data_set_files_say_of_control_images_and_videos() -> None:
+    text = '[general]\nresolution = [512, 512]\n[[datasets]]\nimage_directory = "a"\ncontrol_directory = "b"\nfp_1f_target_index = 1\n'
+    text += "target_frames = [1]\nqwen_image_edit_no_resize_control = false\nqwen_image_edit_control_resolution = [1024, 576]\n"
+    run = RUNS["qwen_edit", "network"]
+    found = importers.read("set.toml", text.encode(), importers.Opened(run))
+    rows = {row.key.rpartition(".")[2]: row.verdict for row in found.rows}
+    assert rows["fp_1f_target_index"] == rows["target_frames"] == rows["qwen_image_edit_no_resize_control"] == "not needed"
+    assert found.values["control_resolution"] == 768 and not found.conflicts
+    found = importers.read("set.toml", text.replace("control = false", "control = true").encode(), importers.Opened(run))
+    assert [text for text in found.conflicts if "no_resize_control" in text]

@@ -520,3 +520,65 @@ def test_lists_and_conditions_of_powershell_become_the_words_of_the_command() ->
         "log_with": "wandb",
         "unknown": "$(Get-Date)",
     }
+
+
+def test_the_beginning_of_an_option_is_the_option_as_in_the_other_program() -> None:
+    """argparse takes it there, and lines of many people are written so."""
+    line = "--network_module networks.lora --max_train_epoch 5 --save_every_n_epoch=2 --persistent_data_loader --seed 1 --sample x --lr 3"
+    found = importers.read("x.sh", f"accelerate launch train_network.py --train_data_dir d {line}\n".encode())
+    assert (found.values["max_train_epochs"], found.values["save_every_n_epochs"]) == (5, 2)
+    rows = {row.key: row.verdict for row in found.rows}
+    assert rows["persistent_data_loader_workers"] == "not needed" and rows["lr"] == rows["sample"] == "unknown", "several begin so"
+    run = RUNS["sd", "network"]
+    values, notes = kohya_lines.translated(run, flat.fields(run), {"max_train_epoch": 5, "sample": "x"})
+    assert values == {"max_train_epochs": 5, "sample": "x"} and "--max_train_epoch: taken as max_train_epochs = 5" in notes
+
+
+def test_optimizers_are_known_with_their_packages() -> None:
+    line = "accelerate launch train_network.py --network_module networks.lora"
+    for name, ours in {
+        "prodigyopt.Prodigy": "Prodigy",
+        "torch.optim.AdamW": "AdamW",
+        "bitsandbytes.optim.AdamW8bit": "AdamW8bit",
+        "bitsandbytes.optim.PagedAdamW8bit": "PagedAdamW8bit",
+        "transformers.optimization.Adafactor": "Adafactor",
+        "lion_pytorch.Lion": "Lion",
+    }.items():
+        found = importers.read("x.sh", f"{line} --optimizer_type {name}\n".encode())
+        assert found.values.get("optimizer_type", "AdamW") == ours and not found.conflicts, name
+    for name in ("torch.optim.RAdam", "somebody.Prodigy"):
+        found = importers.read("x.sh", f"{line} --optimizer_type {name}\n".encode())
+        assert [text for text in found.conflicts if "is not built in" in text], name
+
+
+def test_what_accelerate_launch_has_for_tpus_is_not_needed() -> None:
+    found = importers.read(
+        "x.sh", b"accelerate launch --downcast_bf16=no train_network.py --network_module networks.lora --network_dim 4\n"
+    )
+    assert {row.key: row.verdict for row in found.rows}["downcast_bf16"] == "not needed"
+
+
+def test_a_sentence_with_a_question_ends_with_it() -> None:
+    line = "accelerate launch flux_2_train_network.py --dit klein --network_module networks.lora_flux_2 --timestep_sampling shfit\n"
+    found = importers.read("x.sh", line.replace("timestep_sampling shfit", "lr_scheduler cosin").encode())
+    (row,) = [row for row in found.rows if row.key == "lr_scheduler"]
+    assert "Did you mean cosine? lr_scheduler stays" in row.text
+
+
+def test_a_pasted_line_with_paths_of_windows_keeps_them() -> None:
+    """No mark of a line that goes on says for which shell it is."""
+    line = r"python D:\sd\train_network.py --network_module networks.lora --train_data_dir=D:\my\new --output_dir .\out\new"
+    for text in (line, rf'& "D:\venv\Scripts\accelerate.exe" launch {line.removeprefix("python ")}', line.replace(" --", "\n  --")):
+        found = importers.read("pasted.txt", text.encode())
+        assert (found.values["train_data_dir"], found.values["output_dir"]) == (r"D:\my\new", r".\out\new"), text
+    (command,) = commands("pasted.txt", "accelerate launch train_network.py --caption_separator '\\n' --note a\\ b\n")
+    assert command.options["note"] == "a b", "no path"
+
+
+def test_clip_skip_has_no_effect_where_kohyas_scripts_have_none() -> None:
+    for script in ("sdxl_train_network.py", "flux_train_network.py"):
+        found = importers.read("x.sh", f"accelerate launch {script} --network_module networks.lora --clip_skip 2\n".encode())
+        assert {row.key: row.verdict for row in found.rows}["clip_skip"] == "not needed" and not found.conflicts
+    run = RUNS["sdxl", "network"]
+    values, notes = kohya_lines.translated(run, flat.fields(run), {"clip_skip": 2})
+    assert not values and "without effect" in notes[0]

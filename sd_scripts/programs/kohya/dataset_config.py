@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from sd_scripts.schema.imported import Imported
 from sd_scripts.schema.runs import RunOptions
+from sd_scripts.schema.sheet import number, parts
 
 from ..table import ForeignSheet, opened, place
 
@@ -39,6 +41,10 @@ def read(given: Mapping[str, Any], run: type[RunOptions]) -> Imported:
             sheet.write(key, "taken", "it stands in dataset_config")
         elif verdict == "unknown":
             sheet.unknown(key, sheet.program, [])
+        elif verdict == "not supported" and sheet.value(key) is False:
+            sheet.skip(key, "it is off")
+        elif name.endswith("control_resolution") and "control_resolution" in sheet.known and (side := _side(sheet.value(key))) is not None:
+            sheet.take(key, "control_resolution", side, "for the whole run; a square of this side has about that area")
         elif verdict == "not supported":
             sheet.lose(key, why)
         else:
@@ -53,6 +59,13 @@ def read(given: Mapping[str, Any], run: type[RunOptions]) -> Imported:
             sheet.assume_if_other(option, value, sheet.program)
     sheet.put("dataset_config", json.dumps(_read_ones(given, edits), ensure_ascii=False, default=str), next(iter(sheet.given), ""))
     return sheet.finish_data(f"data set file of {sheet.program}", needs_images=False)
+
+
+def _side(size: object) -> int | None:
+    """The side of a square with the area of a size; None for what is no size."""
+    found = [number(side) for side in parts(size)]
+    sides = [side for side in found if side is not None and side > 0]
+    return max(16, round(math.sqrt(sides[0] * sides[-1]) / 16) * 16) if len(sides) == len(found) in (1, 2) else None
 
 
 def _read_ones(given: Any, edits: bool) -> Any:

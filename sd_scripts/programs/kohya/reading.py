@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from sd_scripts.families import FACTS, RUNS
-from sd_scripts.schema import flat, kohya_words
+from sd_scripts.schema import flat, kohya_words, legacy
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported, Row
 from sd_scripts.schema.sheet import MISSING, is_empty, is_off, number, switch
@@ -62,10 +62,12 @@ def from_toml(given: Mapping[str, object], name: str = "") -> Imported:
     return _imported(given, name, page=False)
 
 
-def lines(command: Command) -> tuple[dict[str, object], dict[str, tuple[object, str]]]:
+def lines(command: Command, more: Iterable[str] = ()) -> tuple[dict[str, object], dict[str, tuple[object, str]]]:
     """The settings of a command line, of which the script's win over those of its file and the launcher's; and what the line alone does not
-    say, with its value and why."""
-    known, unclear = clear({**command.launcher, **command.file, **command.options})
+    say, with its value and why. more: names that a script has besides kohya's."""
+    names = {*TABLE, *ADAPTER, *kohya_words.SAME, *kohya_words.OPTIONS_OF_OTHERS, *legacy.NOT_NEEDED, *more}
+    options = {kohya_words.whole_name(name, names): value for name, value in command.options.items()}
+    known, unclear = clear({**command.launcher, **command.file, **options})
     if "config_file" in command.options and not command.file:
         asked = (
             "most settings of the run stand in that file, which was not there to be read: open that file, or the line as a script beside it"

@@ -25,7 +25,7 @@ rule = rules(RULES)
 _BOXES = tuple(box for facts in KOHYA.values() for box in facts.boxes)
 _OF_THE_PAGE = """file_path save_as_bool model_list create_caption create_buckets
     generate_caption_database generate_image_buckets use_latent_files full_path caption_metadata_filename latent_metadata_filename train_dir
-    batch_size num_cpu_threads_per_process""".split()
+    batch_size num_cpu_threads_per_process downcast_bf16""".split()
 
 
 @rule(*_OF_THE_PAGE, *_BOXES)
@@ -36,6 +36,8 @@ def _state_of_the_page(sheet: KohyaSheet, key: str) -> None:
         sheet.skip(key, "it only fills in the path of the base model")
     elif key == "num_cpu_threads_per_process":
         sheet.skip(key, "it is set when a run is started: all cores but one")
+    elif key == "downcast_bf16":
+        sheet.skip(key, "it is for TPUs")
     elif key == "batch_size":
         sheet.skip(key, "it is for preparing latents; vae_batch_size is for caching them here")
     elif key == "train_dir":
@@ -183,6 +185,8 @@ def _clip_skip(sheet: KohyaSheet, key: str) -> None:
         sheet.skip(key, "1 and 0 are the model's own way")
     elif "clip_skip" in sheet.known:
         sheet.take(key, key, sheet.value(key))
+    elif sheet.kohya is not None and not sheet.other_family:
+        sheet.skip(key, f"kohya's scripts for {FACTS[sheet.run.family].label} take no notice of it either")
     else:
         sheet.lose(key, sheet.advice(key, sheet.value(key)))
 

@@ -7,6 +7,7 @@ so numbers of steps are divided by the accumulation here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sd_scripts.schema.errors import OptionError
@@ -45,7 +46,7 @@ _Z_IMAGE = {
 _KREA = {"attn-mlp": {"target_modules": ["attn", "ff"]}, "attn-only": {"target_modules": ["attn"]}, "blocks": {}}
 """Its presets of layers by name, each as options; the empty one is what an adapter has here."""
 
-MODELS: Mapping[str, NamedModel] = {
+_NAMED: Mapping[str, NamedModel] = {
     "STABLE_DIFFUSION_15": NamedModel("sd", "Stable Diffusion 1.5", layers=_UNET),
     "STABLE_DIFFUSION_20": NamedModel("sd", "Stable Diffusion 2", layers=_UNET),
     "STABLE_DIFFUSION_20_BASE": NamedModel("sd", "Stable Diffusion 2", layers=_UNET),
@@ -81,6 +82,18 @@ MODELS: Mapping[str, NamedModel] = {
             "IDEOGRAM_4": "Ideogram 4",
         }.items()
     },
+}
+
+_ENCODERS = {"STABLE_DIFFUSION_XL_10_BASE": ("text_encoder", "text_encoder_2"), "FLUX_DEV_1": ("text_encoder", "text_encoder_2")}
+"""The text encoders of models that have several."""
+_TRAINS_TEXTS = ("STABLE_DIFFUSION", "FLUX_DEV_1", "CHROMA_1", "QWEN")
+MODELS: Mapping[str, NamedModel] = {
+    name: replace(
+        one,
+        parts=(model.backbone_of(name), *_ENCODERS.get(name, ("text_encoder",)), "vae"),
+        trains_texts=name.startswith(_TRAINS_TEXTS),
+    )
+    for name, one in _NAMED.items()
 }
 
 _BY_NAME = {"FLUX_2": "klein"}

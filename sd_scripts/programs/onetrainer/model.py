@@ -40,23 +40,13 @@ def backbone_of(model: str) -> str:
 
 
 PARTS = ("unet", "transformer", "text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", "vae")
-_TWO_ENCODERS = ("sdxl", "flux")
-_WITH_TRAINED_TEXTS = ("sd", "sdxl", "flux", "chroma", "qwen_edit")
-"""The families whose text encoders that program trains."""
-
-
-def _parts_of(sheet: ForeignSheet) -> set[str]:
-    """The parts that a model has there; a file has tables for those of all models."""
-    family = sheet.model.family
-    second = {"text_encoder_2"} if family in _TWO_ENCODERS else set()
-    return {"unet" if family in ("sd", "sdxl") else "transformer", "text_encoder", "vae", *second}
 
 
 def _of_part(rule: Rule) -> Rule:
     """A rule for what a file says of a part, where the model has it."""
 
     def write(sheet: ForeignSheet, key: str) -> None:
-        if key.split(".")[0] in _parts_of(sheet):
+        if key.split(".")[0] in sheet.model.parts:
             rule(sheet, key)
         else:
             sheet.skip(key, _ELSEWHERE)
@@ -78,7 +68,7 @@ def _of_adapter(rule: Rule) -> Rule:
 
 def assumed_precision(sheet: ForeignSheet) -> None:
     """Weights that are trained themselves are kept in the precision of their part, which is often 16 bits."""
-    part = next((part for part in BACKBONES if f"{part}.weight_dtype" in sheet.given and part in _parts_of(sheet)), None)
+    part = next((part for part in BACKBONES if f"{part}.weight_dtype" in sheet.given and part in sheet.model.parts), None)
     if sheet.run.method != "full" or part is None or "full_bf16" not in sheet.known:
         return
     if str(sheet.value(f"{part}.weight_dtype")) == "BFLOAT_16":
@@ -186,7 +176,7 @@ def _trained(sheet: ForeignSheet, key: str) -> None:
         sheet.skip(key, "it is off")
     elif part == "vae":
         sheet.skip(key, "a VAE is trained by a method of its own there")
-    elif sheet.model.family not in _WITH_TRAINED_TEXTS:
+    elif not sheet.model.trains_texts:
         sheet.skip(key, "this model's text encoders are trained there neither")
     elif part.startswith("text_encoder") and "train_text_encoder" in sheet.known:
         sheet.take(key, "train_text_encoder", True)
@@ -212,7 +202,7 @@ def _stopped(sheet: ForeignSheet, key: str) -> None:
     """When a part is trained no longer."""
     part, after = key.split(".")[0], sheet.number(key.removesuffix("_unit"))
     epochs = sheet.number("epochs") or 100
-    trained = part in BACKBONES or (part != "vae" and sheet.on(f"{part}.train") and sheet.model.family in _WITH_TRAINED_TEXTS)
+    trained = part in BACKBONES or (part != "vae" and sheet.on(f"{part}.train") and sheet.model.trains_texts)
     if str(sheet.value(key)) in ("NEVER", "ALWAYS"):
         sheet.skip(key, f"{sheet.value(key)} is what happens here as well")
     elif not trained:
