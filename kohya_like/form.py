@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -211,9 +211,16 @@ def read(payloads: Iterable[Any]) -> tuple[type[RunOptions], dict[str, Any]]:
     return run, {name: from_text(known[name], text) for name, text in said.items() if name in known}
 
 
-def options(payloads: Iterable[Any], roots: tuple[Path, ...]) -> RunOptions:
-    """The options that the page describes. Raises OptionError with every problem, paths outside the roots among them."""
+def options(payloads: Iterable[Any], roots: tuple[Path, ...], sections: Collection[str] = ()) -> RunOptions:
+    """The options that the page describes. Raises OptionError with every problem, paths outside the roots among them.
+
+    sections: those that count; the others are left at their defaults, and whichever model is asked for is the built-in one. Empty for all.
+    """
     run, said = read(payloads)
+    if sections:
+        known = shown_fields(run)
+        said = {name: value for name, value in said.items() if known[name].section in sections}
+        said |= {name: "toy" for name, field in known.items() if field.required}
     without_effect = flat.asleep(run, said)
     values = {name: value for name, value in said.items() if name not in without_effect}
     problems = outside(run, values, roots)

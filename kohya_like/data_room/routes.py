@@ -74,7 +74,7 @@ def routes(context: Context) -> list[Route]:
     def opened(order: Mapping[str, Any]) -> Iterator[Answer]:
         try:
             form = order.get("form")
-            yield from kept.open(tab.options([form if isinstance(form, dict) else {}]))
+            yield from kept.open(tab.of_images([form if isinstance(form, dict) else {}]))
         except OptionError as err:
             yield {"problems": [{"option": problem.option, "message": problem.message} for problem in err.problems]}
 

@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -71,16 +71,26 @@ class TrainTab:
 
     context: Context
 
-    def options(self, payloads: Iterable[Any]) -> RunOptions:
+    def options(self, payloads: Iterable[Any], sections: Collection[str] = ()) -> RunOptions:
         """The options on the page, with paths from the root; the output folder, left at its default, is the studio's own.
 
-        Raises OptionError.
+        sections: see form.options. Raises OptionError.
         """
-        built = form.options(payloads, self.context.roots)
+        built = form.options(payloads, self.context.roots, sections)
         values = flat.flatten(built)
         if values["output_dir"] == flat.fields(type(built))["output_dir"].default:
             built = flat.build(type(built), {**values, "output_dir": str(self.context.output_dir)})
         return flat.with_absolute_paths(built)
+
+    def of_images(self, payloads: Iterable[Any]) -> RunOptions:
+        """The options by which images are looked at. Where the form cannot be started yet, its data set and what its model asks of images
+        count alone, so that captions can be written before a base model is chosen. Raises OptionError for what is wrong with these.
+        """
+        payloads = list(payloads)
+        try:
+            return self.options(payloads)
+        except OptionError:
+            return self.options(payloads, ("dataset", "model"))
 
     def printed(self, payloads: Iterable[Any], download: bool = False) -> Answer:
         """The command and the TOML, or what is wrong."""
@@ -282,7 +292,7 @@ class TrainTab:
         """What training would see of the data set, in steps: a sentence while it looks, then the report."""
         yield answer("Looking at the images …")
         try:
-            options = self.options(payloads)
+            options = self.of_images(payloads)
             for progress in dataset_view.look_at(options, self.context.output_dir):
                 if isinstance(progress, str):
                     yield answer(progress)

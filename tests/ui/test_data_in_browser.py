@@ -216,7 +216,7 @@ def test_orders_are_seen_before_they_are_done_and_duplicates_are_proposed(studio
     assert (folder / "0001.txt").read_text() == "a cat, number 1, red"
 
 
-def test_without_images_the_tab_says_what_it_is_for(studio: Any, visit: Callable[..., Any]) -> None:
+def test_without_images_the_tab_says_what_it_is_for_and_opens_some(studio: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
     visited = visit(studio.url, width=1280, height=720)
     page = visited.page
     page.get_by_role("tab", name="Data").click()
@@ -224,6 +224,24 @@ def test_without_images_the_tab_says_what_it_is_for(studio: Any, visit: Callable
     assert visited.axe() + visited.overflow() == []
     page.locator(".kl-data-empty").get_by_role("button", name="Add images").click()
     expect(page.locator("#kl-add-name")).to_be_visible()
+    page.keyboard.press("Escape")
+    # A folder of the studio's computer, and another one after it; no base model is chosen.
+    page.get_by_role("tab", name="Train").click()
+    page.locator("#kl-train_data_dir").fill(str(tmp_path))
+    page.get_by_role("tab", name="Data").click()
+    expect(page.locator("#kl-data .kl-data-top .kl-error")).to_contain_text("no images")
+    for number, name in enumerate(("mine", "other")):
+        images(tmp_path / name, 12 + number)
+    for number, name in enumerate(("mine", "other")):
+        page.get_by_role("button", name="Open a folder").click()
+        if number:
+            page.get_by_role("button", name="One folder up").click()
+        page.locator("#kl-pick-list li", has_text=name).click()
+        page.get_by_role("button", name="Use this folder").click()
+        expect(page.locator(CELLS)).to_have_count(12 + number)
+        expect(page.locator("#kl-data .kl-note").first).to_contain_text(str(tmp_path / name))
+    page.get_by_role("tab", name="Train").click()
+    expect(page.locator("#kl-train_data_dir")).to_have_value(str(tmp_path / "other"))
 
 
 @pytest.mark.parametrize(("width", "height", "theme"), [(390, 844, "dark"), *OTHERS])

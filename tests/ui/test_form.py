@@ -167,6 +167,18 @@ def test_the_page_cannot_set_what_only_the_command_line_may() -> None:
         form.options([payload(optimizer_type="os.system")], (Path("/"),))
 
 
+def test_images_are_looked_at_whatever_else_a_start_still_lacks() -> None:
+    given = payload(
+        pretrained_model_name_or_path="", learning_rate="much", train_text_encoder=True, resolution="320,256", max_token_length="150"
+    )
+    with pytest.raises(OptionError, match="learning_rate"):
+        form.options([given], (Path("/"),))
+    options = form.options([given], (Path("/"),), ("dataset", "model"))
+    assert (options.dataset.resolution, options.dataset.train_data_dir, options.model.max_token_length) == ((320, 256), "toy:star", 150)
+    with pytest.raises(OptionError, match="resolution"):
+        form.options([payload(resolution="wide")], (Path("/"),), ("dataset", "model"))
+
+
 @pytest.mark.parametrize(
     "junk", [None, 3, "x", [], {"values": 3}, {"run": [], "values": {}}, {"run": "no/such", "values": {"seed": {"a": [1]}}}]
 )

@@ -6,7 +6,7 @@ import { bring, find, make, say } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { eachLine, headers, post, withToken } from "../common/studio.js";
 import { plural } from "../common/words.js";
-import { addImages } from "../train/form.js";
+import { addImages, chooseImages } from "../train/form.js";
 import { values } from "../train/settings.js";
 import { makeGrid } from "./grid.js";
 import { makePanel } from "./panel.js";
@@ -28,6 +28,8 @@ export async function data({ root }) {
   const count = make("p", { class: "kl-note", role: "status" });
   const notes = make("details", { class: "kl-fold", hidden: true });
   const button = (text, act) => make("button", { type: "button", class: "kl-button", text, disabled: true, onclick: act });
+  const choosing = () => make("button", { type: "button", class: "kl-button", text: t`Open a folder`, onclick: () => chooseImages(open) });
+  const other = choosing();
   const again = make("button", { type: "button", class: "kl-button", text: t`Open again`, onclick: () => open() });
   const looks = {
     faces: button(t`Find faces cut off`, () => openWork(desk, "faces", shownIndices(), (row) => work.show(row))),
@@ -55,7 +57,7 @@ export async function data({ root }) {
   const empty = make("div", { class: "kl-data-empty", hidden: true });
   bar.root.hidden = true;
   root.append(make("div", { class: "kl-card kl-data-top" },
-    make("div", { class: "kl-row" }, search, only, again, ...orders, back), bar.root, status, wrong, count, notes),
+    make("div", { class: "kl-row" }, search, only, other, again, ...orders, back), bar.root, status, wrong, count, notes),
   work.root, empty, make("div", { class: "kl-data-columns" }, grid.root, panel.root));
 
   const image = (index) => withToken(`/kl/data/image/${desk.known.room}/${index}`);
@@ -189,14 +191,14 @@ export async function data({ root }) {
     back.hidden = !has || !last.leftOut;
     back.textContent = t`Bring back what was left out`;
     find(root, ".kl-data-columns").hidden = !has;
-    count.hidden = !has;
+    count.hidden = other.hidden = !has;
     empty.hidden = has;
     if (!has) {
       const about = last.problems.filter(({ option }) => option === "train_data_dir");
       const missing = about.length > 0 && !values().values.train_data_dir;
       fail(missing ? [] : last.problems.map(({ message }) => message));
       empty.replaceChildren(make("p", { text: missing ? t`Here you see the images of the form's data set: cut as training cuts them, with their captions to edit. There are none yet.` : t`The data set cannot be shown before this is put right on the Train tab.` }),
-        make("button", { type: "button", class: "kl-button kl-strong", text: t`Add images`, onclick: () => addImages() }));
+        make("div", { class: "kl-row" }, make("button", { type: "button", class: "kl-button kl-strong", text: t`Add images`, onclick: () => addImages() }), choosing()));
       return;
     }
     const remarks = [...last.notes.map(translated), ...last.bad.map((text) => t`Cannot be used: ${translated(text)}`)];

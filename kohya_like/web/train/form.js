@@ -105,6 +105,17 @@ export async function addImages(given = { entries: [], files: [] }) {
   });
 }
 
+// A folder on the studio's computer becomes the form's data set; chosen() is called then.
+export async function chooseImages(chosen) {
+  const { browse } = await import("../picking/browse.js");
+  const spec = fieldsOf(run).find((each) => each.name === DATA);
+  browse({ label: spec.label, option: DATA, kind: "folder", path: drafts[run][DATA] }, (folder) => {
+    edit(spec, folder);
+    controls.get(DATA)?.set(folder);
+    chosen();
+  });
+}
+
 // ---- one control
 
 const id = (name) => `kl-${name}`;
