@@ -144,7 +144,7 @@ def test_lists_of_texts_survive_their_control(items: list[str]) -> None:
 @given(st.floats(min_value=0, max_value=100, allow_nan=False))
 def test_numbers_survive_their_control_to_the_last_bit(value: float) -> None:
     field = form.shown_fields(RUN)["learning_rate"]
-    options = form.options([payload(learning_rate=form.to_text(field, value))], (Path("/"),))
+    options = form.options([payload(learning_rate=form.to_text(field, value), unet_lr="1e-4")], (Path("/"),))
     assert flat.flatten(options)["learning_rate"] == value
 
 

@@ -191,7 +191,7 @@ export async function data({ root }) {
     back.hidden = !has || !last.leftOut;
     back.textContent = t`Bring back what was left out`;
     find(root, ".kl-data-columns").hidden = !has;
-    count.hidden = other.hidden = !has;
+    for (const each of [search, only, other, count, ...orders]) each.hidden = !has;
     empty.hidden = has;
     if (!has) {
       const about = last.problems.filter(({ option }) => option === "train_data_dir");
@@ -213,5 +213,5 @@ export async function data({ root }) {
 
   // Opened when it is seen, and again when the form has other images or sizes.
   const settingsOf = (form) => JSON.stringify(form);
-  new IntersectionObserver((seen) => seen.some((each) => each.isIntersecting) && opened !== settingsOf(values()) && open()).observe(search);
+  new IntersectionObserver((seen) => seen.some((each) => each.isIntersecting) && opened !== settingsOf(values()) && open()).observe(again);
 }
