@@ -141,7 +141,9 @@ def _tables(name: str, text: str) -> Mapping[str, Any]:
     try:
         return toml_of(text)
     except ValueError as err:
-        raise OptionError(f"{name} is not valid TOML: {err}") from err
+        if name.lower().endswith(".toml"):
+            raise OptionError(f"{name} is not valid TOML: {err}") from err
+        raise OptionError(f"{name} is neither a command line nor settings; as TOML: {err}. Give {_ACCEPTED}") from err
 
 
 def _no_other_program(name: str, given: object) -> None:

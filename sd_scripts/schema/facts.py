@@ -75,6 +75,8 @@ class KohyaFacts:
     """Its later versions, whose switches say the family where neither its options nor names of models do."""
     marks: tuple[str, ...]
     """Options that only the family's scripts have."""
+    hints: tuple[str, ...]
+    """Options that all scripts have, and that are on for this family mostly."""
     models: tuple[str, ...]
     """Pieces of names of its base models, in small letters."""
     side: int | None

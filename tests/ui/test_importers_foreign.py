@@ -331,3 +331,21 @@ def test_a_name_that_stands_twice_with_one_value_is_taken_once() -> None:
     assert found.run.family == "sd" and not found.missing and found.values["network_dim"] == 8
     with pytest.raises(OptionError, match=r"resolution stands twice in x\.toml, .*as 768,768 and as 512,512; keep one"):
         importers.read("x.toml", text.format("768,768").encode())
+
+
+@pytest.mark.parametrize("base", ["D:/v1-5-pruned.safetensors", "sd_xl_base.safetensors"])
+def test_options_that_are_off_do_not_say_the_family(base: str) -> None:
+    """Pages for several families write the options of all of them, off."""
+    off = "no_half_vae = false\napply_t5_attn_mask = false\nguidance_scale = 0\nlearning_rate_te2 = 0\n"
+    text = f'pretrained_model_name_or_path = "{base}"\ntrain_data_dir = "d"\nnetwork_module = "networks.lora"\nnetwork_dim = 8\n'
+    family = "sdxl" if "xl" in base else "sd"
+    for more in (off, "no_half_vae = true\n", ""):
+        assert importers.read("x.toml", f"{text}{more}".encode()).run.family == family, more
+    unnamed = text.replace(base, "mine.safetensors")
+    assert importers.read("x.toml", f"{unnamed}no_half_vae = true\n".encode()).run.family == "sdxl"
+    assert importers.read("x.toml", f"{unnamed}guidance_scale = 1.0\n".encode()).run.family == "flux"
+
+
+def test_a_text_of_no_kind_is_told_so() -> None:
+    with pytest.raises(OptionError, match=r"notes\.md is neither a command line nor settings; as TOML: .*Give a kohya_ss configuration"):
+        importers.read("notes.md", b"# Training\n\nTake the best images.\n")

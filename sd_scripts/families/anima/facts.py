@@ -24,6 +24,7 @@ FACTS = TransformerFacts(
         asked=0,
         boxes=("anima_checkbox",),
         marks=("qwen3", "llm_adapter_path", "qwen3_max_token_length", "t5_max_token_length", "llm_adapter_lr"),
+        hints=(),
         # Animagine is a model of SDXL.
         models=("anima-base", "anima_base", "anima-preview", "anima_preview", "circlestone"),
         model_type=None,

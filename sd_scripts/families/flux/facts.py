@@ -15,6 +15,7 @@ FACTS = TransformerFacts(
         asked=1,
         boxes=("flux1_checkbox",),
         marks=("ae", "t5xxl", "model_prediction_type", "guidance_scale", "t5xxl_max_token_length", "apply_t5_attn_mask"),
+        hints=(),
         models=("flux",),
         model_type="flux",
         like=("hunyuan_image", "lumina"),

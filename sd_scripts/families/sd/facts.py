@@ -28,6 +28,7 @@ FACTS = FamilyFacts(
         boxes=(),
         versions=(KohyaVersion("v2", lambda names: text_width(names) == 1024, 1024, _NAMES_OF_SECOND),),
         marks=(),
+        hints=(),
         models=("sd15", "v1-5", "sd-v1", "v2-1"),
         side=0,
         model_type=None,

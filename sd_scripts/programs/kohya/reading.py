@@ -258,7 +258,8 @@ def _guessed(given: Mapping[str, object], name: str, page: bool) -> tuple[str, s
         if facts.prefix and facts.prefix in module:
             return family, "the type of the adapter"
     for family, facts in () if page else KOHYA.items():
-        mark = next((mark for mark in facts.marks if not is_empty(given.get(mark))), None)
+        # What is off says nothing: pages for several families write the options of all.
+        mark = next((mark for mark in facts.marks if not is_off(given.get(mark))), None)
         if mark:
             return family, mark
     for text, what in (
@@ -271,6 +272,9 @@ def _guessed(given: Mapping[str, object], name: str, page: bool) -> tuple[str, s
     for family, facts in KOHYA.items():
         if on := next((one.switch for one in facts.versions if switch(given.get(one.switch)) is True), None):
             return family, on
+    for family, facts in () if page else KOHYA.items():
+        if hint := next((hint for hint in facts.hints if switch(given.get(hint)) is True), None):
+            return family, hint
     sides = [number(side) or 0 for side in str(given.get("max_resolution") or given.get("resolution") or "").strip("[]() ").split(",")]
     family, side = next(
         (family, facts.side) for family, facts in KOHYA.items() if facts.side is not None and max(0, min(sides)) >= facts.side
