@@ -484,6 +484,7 @@ TABLE: Table = {
     **each("model.", "vae_path vae", _file("vae", "ae")),
     "model.text_encoder_path": _file("text_encoder", "t5xxl"),
     "model.llm_path": _file("text_encoder", "t5xxl"),
+    "model.qwen_path": _file("text_encoder"),
     "model.llm_adapter_lr": only(0, "the text conditioner stays as it is"),
     "model.clip_path": _file("clip_l"),
     **each("model.", "text_encoders[].path", _file("text_encoder", "t5xxl")),

@@ -312,6 +312,24 @@ def _kept_shape(sheet: KohyaSheet, key: str) -> None:
     sheet.skip(key, "min_timestep and max_timestep cut the density without changing its shape")
 
 
+@rule("turbo_dit", "turbo_dit_cache")
+def _model_of_previews(sheet: KohyaSheet, key: str) -> None:
+    """Previews of Krea 2 are drawn there with another model than the one that is trained."""
+    if is_off(sheet.value(key)) or is_empty(sheet.value("sample_prompts")):
+        sheet.skip(key, "it is off" if is_off(sheet.value(key)) else "it is for previews, and there are none")
+    elif key == "turbo_dit_cache":
+        sheet.skip(key, "turbo_dit says it")
+    else:
+        sheet.refuse(
+            key, "previews are drawn with the model that is trained; give them its number of steps and its guidance, not those of Turbo"
+        )
+
+
+@rule("flow_shift", "vae_spatial_tile_sample_min_size")
+def _of_videos(sheet: KohyaSheet, key: str) -> None:
+    sheet.skip(key, "it is for HunyuanVideo")
+
+
 @rule("block_swap_optimizer_patch_params", "compile_cache_size_limit")
 def _by_itself(sheet: KohyaSheet, key: str) -> None:
     sheet.skip(key, "it is done by itself here")

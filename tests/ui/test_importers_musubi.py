@@ -78,3 +78,12 @@ def test_models_of_musubi_tuner_that_are_not_trained_are_refused_by_their_names(
         musubi(model_version='"layered"')
     with pytest.raises(OptionError, match="does not say which model"):
         importers.read("x.toml", b'dit = "m"\nvae = "v"\nnetwork_module = "networks.loha"\n')
+
+
+def test_the_model_of_krea_2s_previews_is_told() -> None:
+    line = "accelerate launch krea2_train_network.py --dit raw --network_module networks.lora_krea2 --turbo_dit turbo --turbo_dit_cache"
+    rows = {row.key: row for row in importers.read("x.sh", f"{line} --sample_prompts p.txt --seed 1".encode()).rows}
+    assert rows["turbo_dit"].verdict == "not supported" and "the model that is trained" in rows["turbo_dit"].text
+    assert rows["turbo_dit_cache"].verdict == "not needed"
+    rows = {row.key: row for row in importers.read("x.sh", line.encode()).rows}
+    assert rows["turbo_dit"].verdict == "not needed", "there are no previews"
