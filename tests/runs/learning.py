@@ -55,8 +55,15 @@ class Learned:
     def obedience(self, kind: measure.Kind, after: bool = True) -> measure.Scores:
         if not after and kind in ("old", "star"):
             return recorded(self.options.family, kind)
-        tasks = measure.prompts(kind, self.num_images, SEED, worlds.colors_of(self.options.family))
-        return measure.obedience(self.render(after), tasks, worlds.sizes_of(self.options.family))
+        return self.obediences(kind, after=after)[0]
+
+    def obediences(self, *kinds: measure.Kind, after: bool = True) -> list[measure.Scores]:
+        """Of several kinds, drawn together: a call of a small model costs more than what it draws."""
+        family, num = self.options.family, self.num_images
+        tasks = [task for kind in kinds for task in measure.prompts(kind, num, SEED, worlds.colors_of(family))]
+        images = measure.render_tasks(self.render(after), tasks, worlds.sizes_of(family))
+        starts = range(0, len(tasks), num)
+        return [measure.score([task.scene for task in tasks[at : at + num]], images[at : at + num]) for at in starts]
 
     def share(self, prompt: str, after: bool = True) -> float:
         return measure.subject_share(self.render(after), prompt, self.num_images, SEED)

@@ -72,7 +72,7 @@ def test_a_new_word_is_learned_and_the_old_ones_stay(
 ) -> None:
     learned = learn(preset, tmp_path, **changes)
     before, old_before = learned.obedience(kind, after=False), learned.obedience("old", after=False)
-    after, old_after = learned.obedience(kind), learned.obedience("old")
+    after, old_after = learned.obediences(kind, "old")
     print(f"{preset}: {kind} {before} -> {after}; old {old_before} -> {old_after}")
     assert right(before) < 0.1
     assert right(after) >= least, f"{after}"

@@ -13,7 +13,7 @@ def test_a_model_of_few_steps_learns_a_new_color_and_keeps_its_eight_steps(tmp_p
     """Without guidance, as it was distilled; 100 % teal after 45 steps."""
     learned = learn("zimage_train_network/toy-star-zimage", tmp_path, num_images=12, train_data_dir="toy:teal", max_train_steps=45)
     before, old_before = learned.obedience("teal", after=False), learned.obedience("old", after=False)
-    after, old_after = learned.obedience("teal"), learned.obedience("old")
+    after, old_after = learned.obediences("teal", "old")
     print(f"teal {before} -> {after}; old {old_before} -> {old_after}")
     assert before.color < 0.1
     assert after.color >= 0.8, f"{after}"
@@ -26,7 +26,7 @@ def test_a_model_of_few_steps_learns_a_new_shape_and_keeps_its_eight_steps(tmp_p
     """All of the preset's way, without guidance, as the model was distilled: of 200 each 88 % stars and 94 % old words."""
     learned = learn("zimage_train_network/toy-star-zimage", tmp_path, num_images=100)
     before, old_before = learned.obedience("star", after=False), learned.obedience("old", after=False)
-    after, old_after = learned.obedience("star"), learned.obedience("old")
+    after, old_after = learned.obediences("star", "old")
     print(f"toy-star-zimage: star {before} -> {after}; old {old_before} -> {old_after}")
     assert before.shape < 0.1
     assert after.all >= 0.78 and after.color >= 0.9, f"{after}"

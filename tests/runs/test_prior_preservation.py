@@ -16,9 +16,9 @@ def test_without_its_class_images_a_subject_takes_over_the_class_in_few_steps(tm
     quicker = {"max_train_steps": 50, "learning_rate": 5e-4, "text_encoder_lr": [3e-3], "num_images": 12}
     kept = learn("sd_train/toy-dreambooth", tmp_path / "with", **quicker)
     drifted = learn("sd_train/toy-dreambooth", tmp_path / "without", train_data_dir=str(data.train_data_dir), **quicker)
-    subject = kept.obedience("subject").color, drifted.obedience("subject").color
+    scores = [model.obediences("subject", "class") for model in (kept, drifted)]
+    subject, class_color = ([both[number].color for both in scores] for number in (0, 1))
     leaked = kept.share("a circle"), drifted.share("a circle")
-    class_color = kept.obedience("class").color, drifted.obedience("class").color
     print(f"with prior and without: subject {subject}, 'a circle' is the subject {leaked}, class colour {class_color}")
     assert kept.obedience("subject", after=False).color < 0.1
     assert subject[0] >= 0.25 and subject[1] >= 0.75
