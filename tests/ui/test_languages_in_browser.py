@@ -34,6 +34,7 @@ def test_the_page_speaks_the_browsers_language_and_the_one_that_is_chosen(studio
         page.locator(".kl-language").select_option("de")
         expect(page.locator("html")).to_have_attribute("lang", "de")
         expect(page.get_by_role("tab")).to_have_text(["Training", "Daten", "Läufe", "Tools", "Zeichnen", "Hilfe"])
+        expect(page.locator(".overflow-menu > button")).to_have_attribute("aria-label", "Weitere Tabs")
         expect(page.locator("label[for=kl-learning_rate]")).to_have_text("Lernrate")
         page.locator("#kl-learning_rate").fill("fast")
         page.locator("#kl-start").click()
@@ -60,8 +61,9 @@ def test_the_page_speaks_the_browsers_language_and_the_one_that_is_chosen(studio
         # What another tab says of the settings is spoken, too.
         page.locator("#kl-train_data_dir").fill("toy:star")
         page.locator("#kl-pretrained_model_name_or_path").fill("toy")
+        page.locator("#kl-train_batch_size").fill("fast")
         page.get_by_role("tab", name="Daten").click()
-        expect(page.locator(".kl-data-top .kl-error")).to_contain_text('"fast" ist nicht eine Zahl')
+        expect(page.locator(".kl-data-top .kl-error")).to_contain_text('"fast" ist nicht eine ganze Zahl')
         page.get_by_role("tab", name="Training").click()
         page.locator(".kl-language").select_option("zh")
         expect(page.locator("html")).to_have_attribute("lang", "zh-Hans")

@@ -6,10 +6,13 @@ import { find, findAll } from "./page.js";
 const LABELS = {
   Train: t`Train`, Data: t`Data`, Runs: t`Runs`, Tools: t`Tools`, Generate: t`Generate`, Help: t`Help`,
   "Start training": t`Start training`, Stop: t`Stop`, "Print command": t`Print command`, "Check data set": t`Check data set`,
+  "More tabs": t`More tabs`,
 };
 
 function put(root) {
   for (const button of findAll(root, "button")) {
+    const named = LABELS[button.ariaLabel ?? ""];
+    if (named && named !== button.ariaLabel) button.ariaLabel = named;
     for (const node of button.childNodes) {
       const own = node instanceof Text && LABELS[node.data.trim()];
       if (own && own !== node.data) node.data = own;
