@@ -68,6 +68,7 @@ TOYS = (
     Toy("sd_train_network/toy-star-sd", ("star", "old", "held_out")),
     Toy("flux_train_network/toy-star-flux", ("star", "old", "held_out")),
     Toy("flux2_train_network/toy-star-flux2", ("star", "old", "held_out")),
+    Toy("flux3_train_network/toy-star-flux3", ("star", "old", "held_out")),
     Toy("krea2_train_network/toy-star-krea2", ("star", "old", "held_out")),
     Toy("anima_train_network/toy-star-anima", ("star", "old", "held_out")),
     Toy("chroma_train_network/toy-star-chroma", ("star", "old", "held_out")),

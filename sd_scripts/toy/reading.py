@@ -156,8 +156,8 @@ class FlowSettings(BaseSettings):
 FlowSettingsT = TypeVar("FlowSettingsT", bound=FlowSettings)
 
 
-def rounds(settings: FlowSettingsT) -> tuple[FlowSettingsT, FlowSettingsT]:
-    """The settings of both rounds."""
+def rounds(settings: FlowSettingsT, num_late: int = 1) -> tuple[FlowSettingsT, ...]:
+    """The settings of the first round and of the late ones."""
     late = replace(
         settings,
         num_steps=settings.num_late_steps,
@@ -166,7 +166,7 @@ def rounds(settings: FlowSettingsT) -> tuple[FlowSettingsT, FlowSettingsT]:
         time_mean=settings.late_time_mean,
         ema_decay=0.998,
     )
-    return settings, late
+    return (settings, *[late] * num_late)
 
 
 def train_rounds(
@@ -178,12 +178,13 @@ def train_rounds(
     name: str,
     saved: Path | None = None,
     conditions: Conditions | None = None,
+    num_late_rounds: int = 1,
 ) -> None:
     """Trains a transformer in place, on images of the known colours at the family's sizes; conditions of None are pretraining.capitals.
 
-    saved: see pretraining.train; the second round has a state of its own.
+    saved: see pretraining.train; each late round has a state of its own.
     """
-    for number, of_round in enumerate(rounds(settings)):
+    for number, of_round in enumerate(rounds(settings, num_late_rounds)):
         batches = pretraining.encoded_batches(
             encode,
             of_round,
@@ -193,7 +194,7 @@ def train_rounds(
             worlds.sizes_of(name),
             alike=True,
         )
-        state = saved and saved.with_name(f"{saved.name}{'.late' if number else ''}")
+        state = saved and saved.with_name(f"{saved.name}{'.late' * number}")
         transformer.requires_grad_(True)
 
         def loss_now(batch: ToyBatch, now: FlowSettings = of_round) -> Tensor:

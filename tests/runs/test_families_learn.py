@@ -60,6 +60,7 @@ def shape(scores: measure.Scores) -> float:
         pytest.param("sdxl_train/toy-finetune-sdxl", "star", shape, {}, 0.8, id="sdxl_train", marks=pytest.mark.long),
         pytest.param("sd_train_network/toy-star-sd", "star", shape, {}, 0.8, marks=pytest.mark.long),
         pytest.param("flux2_train_network/toy-star-flux2", "star", shape, {}, 0.8, marks=pytest.mark.long),
+        pytest.param("flux3_train_network/toy-star-flux3", "star", shape, {}, 0.7, marks=pytest.mark.long),
         pytest.param("krea2_train_network/toy-star-krea2", "star", shape, {}, 0.8, marks=pytest.mark.long),
         pytest.param("anima_train_network/toy-star-anima", "star", shape, {}, 0.8, marks=pytest.mark.long),
         pytest.param("chroma_train_network/toy-star-chroma", "star", shape, {}, 0.8, marks=pytest.mark.long),

@@ -13,7 +13,7 @@ FACTS = TransformerFacts(
     label="FLUX.3 Image Klein",
     place=35,
     edits=True,
-    demo=None,
+    demo="toy-star-flux3",
     kohya=None,
     adapters=TransformerMarks(
         architectures=("flux_3", "flux-3", "flux3", "flux.3"), layers=r"content_mode_blocks|txt_mode_blocks|mode_blocks\."
