@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sd_scripts.schema.errors import OptionError
+
 from . import powershell
 
 Shell = Literal["sh", "cmd", "powershell"]
@@ -120,14 +122,15 @@ def shell_of(name: str, text: str) -> Shell:
 
 
 def commands(name: str, text: str) -> list[Command]:
-    """Every start of a Python script with options, in their order."""
-    found = []
+    """Every start of a Python script with options, in their order. Raises OptionError for what is nested more deeply than any script is."""
     # Shells pass over zero bytes.
-    for words in _READERS[shell_of(name, text)](text.replace("\0", "").replace("\r\n", "\n").replace("\r", "\n")):
-        command = _command(words)
-        if command is not None:
-            found.append(command)
-    return found
+    read = _READERS[shell_of(name, text)](text.replace("\0", "").replace("\r\n", "\n").replace("\r", "\n"))
+    try:
+        return [command for words in read if (command := _command(words)) is not None]
+    except RecursionError as err:
+        raise OptionError(
+            f"{name} has brackets or conditions inside one another, hundreds deep; paste the line that starts the training"
+        ) from err
 
 
 def looks_like(text: str) -> bool:

@@ -582,3 +582,14 @@ def test_clip_skip_has_no_effect_where_kohyas_scripts_have_none() -> None:
     run = RUNS["sdxl", "network"]
     values, notes = kohya_lines.translated(run, flat.fields(run), {"clip_skip": 2})
     assert not values and "without effect" in notes[0]
+
+
+def test_brackets_and_conditions_of_thousands_are_refused_in_a_sentence() -> None:
+    deep = {
+        "x.ps1": f"$a = {'(' * 3000}1{')' * 3000}\naccelerate launch train_network.py --seed $a\n",
+        "x.sh": f"accelerate launch train_network.py --seed {'${a:-' * 3000}{'}' * 3000}\n",
+        "y.sh": f"if {'! ' * 4000}true; then accelerate launch train_network.py --seed 1; fi\n",
+    }
+    for name, text in deep.items():
+        with pytest.raises(OptionError, match="inside one another, hundreds deep"):
+            importers.read(name, text.encode())
