@@ -80,7 +80,9 @@ FAULTS: st.SearchStrategy[tuple[list[str], str]] = st.one_of(
         st.sampled_from(list(KNOWN.values())),
         st.sampled_from("qzx"),
     ),
-    st.sampled_from(["clip_skip", "full_bf16", "wandb_api_key", "blocks_to_swap", "t5xxl"]).map(lambda name: ([f"--{name}"], name)),
+    st.sampled_from(["face_crop_aug_range", "full_bf16", "wandb_api_key", "blocks_to_swap", "t5xxl"]).map(
+        lambda name: ([f"--{name}"], name)
+    ),
 )
 
 
