@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,16 @@ def read(name: str, data: bytes, opened: Opened = Opened()) -> Imported:
     if name.lower().endswith((".yaml", ".yml")):
         return _of_yaml(name, text, opened)
     if name.lower().endswith(SCRIPTS) or (not name.lower().endswith((".json", ".toml")) and command_lines.looks_like(text)):
-        return read_lines(name, text, own_toml.of_line, opened.path, opened.allowed)
+        return read_lines(name, text, own_toml.of_line, partial(_file, opened=opened), opened.path, opened.allowed)
     is_json = name.lower().endswith(".json") or text.lstrip().startswith("{")
     return _of_json(name, text, opened) if is_json else _of_toml(name, text, opened)
+
+
+def _file(path: Path, opened: Opened) -> Imported:
+    """A file of settings that a command line names."""
+    if path.stat().st_size > MAX_TEXT_BYTES:
+        raise OptionError(f"{path.name} is too large for a configuration; give {_ACCEPTED}")
+    return read(path.name, path.read_bytes(), replace(opened, path=path))
 
 
 def own(name: str, text: str) -> dict[str, Any] | None:

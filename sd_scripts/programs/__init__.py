@@ -15,7 +15,7 @@ from sd_scripts.schema.imported import Imported, Importer
 from sd_scripts.schema.outside import json_of, toml_of, yaml_of
 from sd_scripts.schema.runs import RunOptions
 
-from . import ai_toolkit, command_lines, diffusion_pipe, musubi, onetrainer, qwen_image_finetune, simpletuner
+from . import ai_toolkit, command_lines, diffusers_examples, diffusion_pipe, musubi, onetrainer, qwen_image_finetune, simpletuner
 from .command_lines import Command
 from .kohya import reading as kohya
 from .table import DataFile
@@ -32,16 +32,22 @@ IMPORTERS: tuple[Importer, ...] = (
 DATA: tuple[DataFile, ...] = (*onetrainer.DATA, *simpletuner.DATA, *diffusion_pipe.DATA)
 """Their files that describe images or previews alone."""
 MAX_DATA_BYTES = 1 << 20
-LINES: tuple[Callable[[str, Command], Imported | None], ...] = (musubi.of_line, kohya.of_line)
+LINES: tuple[Callable[[str, Command], Imported | None], ...] = (musubi.of_line, kohya.of_line, diffusers_examples.of_line)
 """What reads command lines, each None for another program's."""
 
 
 def read_lines(
-    name: str, text: str, own: Callable[[Command], Imported | None], path: Path | None = None, allowed: Callable[[Path], Path] = Path
+    name: str,
+    text: str,
+    own: Callable[[Command], Imported | None],
+    file: Callable[[Path], Imported],
+    path: Path | None = None,
+    allowed: Callable[[Path], Path] = Path,
 ) -> Imported:
-    """The settings of the first training that a text starts; own reads lines of this program. Raises OptionError where it starts none.
+    """The settings of the first training that a text starts; own reads lines of this program, file the files of settings that lines of
+    other programs name. Raises OptionError where it starts none.
 
-    path: where the text lies, for the file of options that a line names; allowed: see with_data.
+    path: where the text lies, for the files that a line names; allowed: see with_data.
     """
     found = [_with_file(command, path, allowed) for command in command_lines.commands(name, text)]
     trainings = [command for command in found if "train" in command.name or command.name == "fine_tune.py"]
@@ -54,11 +60,26 @@ def read_lines(
                     starts = f"{name} starts {len(trainings)} trainings; the settings are those of {which}"
                     imported.conflicts.insert(0, starts)
                 return imported
+    for command in found:
+        if command.settings:
+            return _of_settings(name, command, file, path, allowed)
     scripts = ", ".join(dict.fromkeys(command.name for command in found))
     raise OptionError(
-        f"{name} starts {scripts or 'no Python script with options'}, which is no training whose command lines are read; sd-scripts' and "
-        "musubi-tuner's are"
+        f"{name} starts {scripts or 'no Python script with options'}, which is no training whose command lines are read; those of "
+        "sd-scripts, musubi-tuner and diffusers' examples are"
     )
+
+
+def _of_settings(
+    name: str, command: Command, file: Callable[[Path], Imported], path: Path | None, allowed: Callable[[Path], Path]
+) -> Imported:
+    """The settings in the file that a line names. Raises OptionError where it is not there to be read."""
+    found = [place for place in _places(path, command.settings) if place.is_file()] if path is not None else []
+    if not found:
+        raise OptionError(f"{name} starts {command.name}, whose settings are in {command.settings}; open that file")
+    imported = file(allowed(found[0]))
+    imported.conflicts.insert(0, f"{name} starts {command.name} with {command.settings}; the settings are those of that file")
+    return imported
 
 
 def _with_file(command: Command, path: Path | None, allowed: Callable[[Path], Path]) -> Command:

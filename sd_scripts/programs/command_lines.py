@@ -21,6 +21,8 @@ from . import powershell
 Shell = Literal["sh", "cmd", "powershell"]
 MOST_WORDS = 20_000
 """Words of a text that are read; a longer one is no command line."""
+SETTINGS = (".toml", ".yaml", ".yml", ".json")
+"""Endings of files of settings."""
 _LAUNCHERS = ("accelerate", "accelerate.exe", "accelerate.commands.launch", "torchrun", "torch.distributed.run", "deepspeed")
 _CONTROL = {
     "if",
@@ -47,6 +49,9 @@ _UNRESOLVED = re.compile(
     r"\$[\w{(@*#?$!]|`|%[^\s%]+%|%~[a-zA-Z]*\d|%%\w|!\w+!|(?<![\w$}])\{[A-Za-z_]\w*\}"
     r"|<[^<>]*(?:\s|path|your|dir|name|file|model|number)[^<>]*>",
     re.IGNORECASE,
+)
+_WITH_SETTINGS = re.compile(
+    r"^[ \t]*(?:\w+=\S+[ \t]+)*(?:python[\d.]*|accelerate|deepspeed|torchrun)[ \t].*\.(?:ya?ml|toml|json)\b", re.MULTILINE
 )
 _MARKS = ("\\", "^", "`", "...", "\N{HORIZONTAL ELLIPSIS}")
 """What stands where a line goes on, in another shell or in a page for readers: no value."""
@@ -75,6 +80,13 @@ class Command:
     def name(self) -> str:
         """The script's file name."""
         return re.split(r"[/\\]", self.script)[-1]
+
+    @property
+    def settings(self) -> str:
+        """The file of settings that it names: TOML, YAML or JSON; empty without one."""
+        words = [word for value in self.options.values() for word in (value if isinstance(value, list) else [value])]
+        named = [word for word in (*words, *self.loose) if isinstance(word, str) and word.lower().endswith(SETTINGS)]
+        return next((word for word in named if unresolved(word) is None), "")
 
     @property
     def lacks_its_file(self) -> bool:
@@ -134,8 +146,9 @@ def commands(name: str, text: str) -> list[Command]:
 
 
 def looks_like(text: str) -> bool:
-    """Whether a text may hold a command line: a Python script, or a launcher, and options with two dashes."""
-    return re.search(r"\b\w+\.py\b", text) is not None and re.search(r"(^|\s|[\"'(])--[A-Za-z]\w*", text) is not None
+    """Whether a text may hold a command line: a Python script and options with two dashes, or a start of Python with a file of settings."""
+    has_options = re.search(r"(^|\s|[\"'(])--[A-Za-z]\w*", text) is not None
+    return (re.search(r"\b\w+\.py\b", text) is not None and has_options) or _WITH_SETTINGS.search(text) is not None
 
 
 def options_of(words: list[str]) -> tuple[dict[str, object], tuple[str, ...]]:
@@ -160,13 +173,16 @@ def options_of(words: list[str]) -> tuple[dict[str, object], tuple[str, ...]]:
 
 def _command(words: list[str]) -> Command | None:
     place = next((index for index, word in enumerate(words) if re.search(r"\w\.py$", word) and not word.startswith("-")), None)
+    modules = (index for index in range(1, len(words)) if words[index - 1] == "-m" and words[index] not in _LAUNCHERS)
+    place = next(modules, None) if place is None else place
     if place is None:
         return None
     options, loose = options_of(words[place + 1 :])
     before = words[:place]
     start = next((index for index, word in enumerate(before) if re.split(r"[/\\]", word)[-1].lower() in _LAUNCHERS), None)
     launcher = options_of(before[start + 1 :])[0] if start is not None else {}
-    return Command(words[place], options, launcher, loose) if options else None
+    command = Command(words[place], options, launcher, loose)
+    return command if options or command.settings else None
 
 
 # --- POSIX shells ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -685,3 +685,8 @@ def _without_flags(text: object) -> str:
 def targets(names: Sequence[object]) -> list[str]:
     """Pieces of module names as expressions of target_modules."""
     return [re.escape(re.sub(r"^(transformer|unet|diffusion_model)\.", "", str(name))).replace(r"\_", "_") for name in names]
+
+
+def ends_of_names(names: Iterable[str]) -> list[str]:
+    """Ends of the names of modules, as peft takes them, as expressions of target_modules."""
+    return [rf"(^|\.){re.escape(name)}$".replace(r"\_", "_") for name in names]

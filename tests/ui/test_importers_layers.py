@@ -65,6 +65,11 @@ def one(model: str, **changes: Any) -> Imported:
     return importers.read("OneTrainer.json", json.dumps(given).encode())
 
 
+def example(script: str, *options: str) -> Imported:
+    words = ["accelerate launch", f"train_dreambooth_lora{script}.py", "--instance_data_dir=a", *options]
+    return importers.read("line", " ".join(words).encode())
+
+
 def in_blocks(name: str) -> bool:
     return "transformer_blocks" in name
 
@@ -90,6 +95,22 @@ CASES: dict[str, tuple[Callable[[], Imported], Callable[[str], bool]]] = {
         lambda name: bool(re.search(r"\.(to_[qkv]|to_out\.0)$", name)),
     ),
     "SimpleTuner: attention of SDXL": (lambda: tuner("sdxl"), lambda name: bool(re.search(r"\.(to_[qkv]|to_out\.0)$", name))),
+    "diffusers: attention and MLPs of both streams of FLUX.1, attention alone in blocks of one": (
+        lambda: example("_flux"),
+        lambda name: bool(re.search(r"attn\.(to_[qkv]|add_[qkv]_proj|to_out\.0|to_add_out)$|ff(_context)?\.net\.(0\.proj|2)$", name)),
+    ),
+    "diffusers: FLUX.2, and what blocks of one stream make of both": (
+        lambda: example("_flux2_klein"),
+        lambda name: bool(re.search(r"\.(to_[qkv]|to_out\.0|to_qkv_mlp_proj)$|single_transformer_blocks\.\d+\.attn\.to_out$", name)),
+    ),
+    "diffusers: attention of Z-Image, refiners too": (
+        lambda: example("_z_image"),
+        lambda name: bool(re.search(r"\.(to_[qkv]|to_out\.0)$", name)),
+    ),
+    "diffusers: the layers that are named, by the ends of their names": (
+        lambda: example("_qwen_image", "--lora_layers=to_q,img_mlp.net.2"),
+        lambda name: name.endswith((".to_q", ".img_mlp.net.2")),
+    ),
     "OneTrainer: attention and MLPs of FLUX.1 by pieces of names": (
         lambda: one("FLUX_DEV_1", layer_filter="attn,ff.net,proj_mlp", layer_filter_preset="attn-mlp"),
         lambda name: any(piece in name for piece in ("attn", "ff.net", "proj_mlp")),

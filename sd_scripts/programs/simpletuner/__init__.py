@@ -22,6 +22,7 @@ from ..table import (
     Table,
     assume_layers,
     each,
+    ends_of_names,
     fill,
     kind_of_run,
     more_than_zero,
@@ -275,7 +276,7 @@ def _targets(sheet: ForeignSheet, key: str) -> None:
     if is_empty(sheet.value(key)):
         sheet.skip(key, "it is empty")
     else:
-        sheet.take(key, "target_modules", [rf"(^|\.){re.escape(name)}$".replace(r"\_", "_") for name in names], "ends of names, as there")
+        sheet.take(key, "target_modules", ends_of_names(names), "ends of names, as there")
 
 
 def _flux_layers(sheet: ForeignSheet, key: str) -> None:
