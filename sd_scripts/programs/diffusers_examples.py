@@ -68,7 +68,7 @@ _FOUR: dict[str, object] = {"network_alpha": 4.0}
 _TEXTS: dict[str, object] = {"text_encoder_lr": [5e-6]}
 _FLUX = _Script("flux", "network", _OF_FLUX, defaults={**_FOUR, **_TEXTS})
 _SDXL = _Script("sdxl", "network", _ATTENTION, defaults={**_LARGE, **_TEXTS})
-SCRIPTS: Mapping[str, _Script] = {
+MODELS: Mapping[str, _Script] = {
     "text_to_image": _Script("sd", "full", decay=1e-2, defaults={**_MANY, "sample_every_n_epochs": 5}),
     "text_to_image_lora": _Script("sd", "network", _ATTENTION, 1e-2, _MANY),
     "text_to_image_sdxl": _Script("sdxl", "full", decay=1e-2, defaults={**_LARGE, **_MANY}),
@@ -133,7 +133,7 @@ def of_line(name: str, command: Command) -> Imported | None:
     stem = command.name.removeprefix("train_").removesuffix(".py")
     if not command.name.startswith("train_") or not _SIGNS & command.options.keys():
         return None
-    script = SCRIPTS.get(stem)
+    script = MODELS.get(stem)
     if script is None:
         what = next((what for start, what in _OTHERS.items() if stem.startswith(start)), None)
         if what is None:

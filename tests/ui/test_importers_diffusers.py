@@ -92,7 +92,7 @@ def test_what_a_line_leaves_out_is_what_its_script_takes() -> None:
 
 
 def test_every_option_of_a_script_has_a_rule_and_every_script_a_family() -> None:
-    for script in diffusers_examples.SCRIPTS:
+    for script in diffusers_examples.MODELS:
         found = line(script, *(f"--{name}" for name in diffusers_examples.TABLE if name != "pretrained_model_name_or_path"))
         assert found.run.family in FACTS and not found.count("unknown")
     assert said(line("dreambooth_lora", "--use_peft"), "use_peft")[0] == "unknown"
