@@ -1,17 +1,19 @@
-"""Makes docs/images/studio.png: the studio in a headless Chromium, with the demo at its end; `--output_dir` takes a demo that is there."""
+"""Makes docs/images/studio.webp: the studio in a headless Chromium, with the demo at its end; `--output_dir` takes a demo that is there."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import Browser, expect, sync_playwright
 from studio import ROOT, chromium, start
 
-IMAGE = ROOT / "docs" / "images" / "studio.png"
+IMAGE = ROOT / "docs" / "images" / "studio.webp"
 PRESET = ROOT / "presets" / "sdxl_train_network" / "toy-star.toml"
 WINDOW = {"width": 1280, "height": 1260}
 
@@ -34,7 +36,7 @@ def take(browser: Browser, url: str) -> None:
     page.wait_for_load_state("networkidle")
     page.mouse.move(0, 0)
     page.evaluate("document.activeElement.blur()")
-    page.screenshot(path=IMAGE)
+    Image.open(io.BytesIO(page.screenshot())).convert("RGB").save(IMAGE, lossless=True, method=6)
 
 
 def main() -> None:

@@ -142,7 +142,7 @@ def test_a_dropped_lora_file_is_drawn_with_and_what_is_none_is_a_sentence(place:
     page.locator("#kl-inf-prompt").fill("make the circle red")
     page.locator("#kl-inf-steps").fill("1")
     page.locator("#kl-inf-size").fill("64,64")
-    page.set_input_files("#kl-inf-file", Path(__file__).parents[2] / "docs" / "images" / "studio.png")
+    page.set_input_files("#kl-inf-file", Path(__file__).parents[2] / "docs" / "images" / "studio.webp")
     expect(page.locator(".kl-inf-slot img")).to_have_count(1)
     page.locator("#kl-inf-go").click()
     done(page)
