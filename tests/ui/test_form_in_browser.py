@@ -200,11 +200,18 @@ def test_a_line_that_is_pasted_fills_the_form_and_settings_are_saved_for_other_p
     page = visit(studio.url).page
     line = "accelerate launch sdxl_train_network.py \\\n --pretrained_model_name_or_path toy --train_data_dir toy:star --learning_rate 3e-5"
     line += " --network_module networks.lora --network_dim 5 --made_up_today 3"
-    page.evaluate(
-        """text => { const data = new DataTransfer(); data.setData("text/plain", text);
-        document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true })); }""",
-        line,
-    )
+    paste = """text => { const data = new DataTransfer(); data.setData("text/plain", text);
+        document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true })); }"""
+    page.evaluate(paste, "python run.py config/job.yml")
+    told = page.get_by_text("starts run.py, whose settings are in config/job.yml; open that file")
+    expect(told).to_be_visible()
+    expect(told).to_be_in_viewport()
+    page.evaluate(paste, line)
+    expect(page.locator("#kl-network_dim")).to_have_value("5")
+    expect(told).to_have_count(0)
+    page.evaluate(paste, "network_module = 'networks.lora'\nnetwork_dim = 7\nmax_train_steps = 90\n")
+    expect(page.locator("#kl-network_dim")).to_have_value("7")
+    page.evaluate(paste, line)
     expect(page.locator("#kl-network_dim")).to_have_value("5")
     expect(page.locator("[data-verdict=unknown]").first).to_contain_text("unknown 1")
     for program, name, word in (

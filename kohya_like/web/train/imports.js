@@ -6,6 +6,7 @@ import { copier, make, rich } from "../common/page.js";
 import { plural } from "../common/words.js";
 import { addImages, goTo } from "./form.js";
 import { openAs, openSettings } from "./opening.js";
+import { nameOfPasted } from "./pasted.js";
 import { fieldsOf, run } from "./settings.js";
 
 const MAX_TEXT_BYTES = 1 << 20;
@@ -49,7 +50,7 @@ export function keep({ root, trigger }) {
   });
   const loadPath = () => path.value.trim() && openSettings({ where: path.value.trim() }, opening(path.value.trim()));
   path.addEventListener("keydown", (event) => event.key === "Enter" && loadPath());
-  const about = t`Settings of this studio, of kohya's programs or of another trainer (TOML, JSON, YAML), a script with a command line, or a LoRA file: its header tells how it was trained. You may also drop it on this page, or paste a command line.`;
+  const about = t`Settings of this studio, of kohya's programs or of another trainer (TOML, JSON, YAML), a script with a command line, or a LoRA file: its header tells how it was trained. You may also drop it on this page, or paste its text or a command line.`;
   const keep = make("section", { class: "kl-card kl-keep", "aria-labelledby": "kl-keep" }, make("h2", { id: "kl-keep", text: t`Settings file` }),
     make("div", { class: "kl-row" },
       make("button", { type: "button", class: "kl-button", text: t`Save TOML`, onclick: () => trigger("save_file", {}) }),
@@ -88,14 +89,15 @@ function catchDrops(root, target) {
   });
 }
 
-// A command line, or a whole script, that is pasted anywhere but into a field fills the form as a file does.
+// Settings, a command line, or a whole script, that are pasted anywhere but into a field fill the form as a file does.
 function catchLines(root) {
   addEventListener("paste", (event) => {
     if (root.offsetParent === null || /** @type {Element} */ (event.target).closest?.("input, textarea, [contenteditable]")) return;
     const text = event.clipboardData.getData("text/plain");
-    if (!/\.py\b[^]*--[A-Za-z]/.test(text)) return;
+    const name = nameOfPasted(text);
+    if (!name) return;
     event.preventDefault();
-    openSettings({ name: "pasted.txt", bytes: text.length, text }, opening("pasted.txt"));
+    openSettings({ name, bytes: text.length, text }, opening(name));
   });
 }
 
