@@ -304,6 +304,13 @@ def test_what_a_branch_may_set_that_nobody_knows_to_be_taken_is_asked_for() -> N
         assert (command.options["clip_skip"], command.options["keep_tokens"]) == ("2", "4"), name
 
 
+def test_what_cmd_may_set_by_a_sum_or_after_another_condition_is_asked_for() -> None:
+    text = "set a=1\nset b=1\nif exist there (\n set /a a=1+2\n) else if 1==1 (\n set b=3\n set /a c=2*2\n)\n"
+    (command,) = commands("x.bat", f"{text}accelerate launch train_network.py --seed=%a% --clip_skip=%b% --keep_tokens=%c%\n")
+    assert command_lines.unresolved(command.options["seed"]) and command_lines.unresolved(command.options["clip_skip"])
+    assert command.options["keep_tokens"] == "4"
+
+
 def test_a_script_that_a_script_writes_is_read_too() -> None:
     text = (
         "RANK=8\ncat > run.sh << EOF\naccelerate launch train_network.py \\\\\n  --network_dim=$RANK \\\\\n  --seed=3\nEOF\nbash run.sh\n"

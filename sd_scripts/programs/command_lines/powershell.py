@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .common import COMPARISONS, NEXT_OPTION, Block, both
+
 
 @dataclass(frozen=True)
 class _Number:
@@ -36,19 +38,14 @@ _Variables = dict[str, _Value]
 
 
 @dataclass
-class _Block:
+class _Block(Block):
     """What stands in braces."""
 
-    counts: bool = True
-    chosen: bool = True
-    """Whether a branch of its condition has been chosen."""
     target: str = ""
     """The variable that its value is for, as in `$x = if (...) { 1 }`."""
     switched: _Value = ""
     """What the labels in it are compared with."""
     is_switch: bool = False
-    certain: bool = True
-    """Whether it is known that the script comes here."""
 
 
 _VARIABLE = r"\$(?:\{(?:\w+:)?\w+\}|(?:\w+:)?\w+)"
@@ -80,13 +77,11 @@ def commands(text: str) -> Iterator[list[str]]:
         elif blocks and blocks[-1].is_switch:
             following = _label(blocks[-1], statement, variables)
         elif found := _CONDITION.match(statement):
-            before = found[2].lower() == "elseif" and ended.chosen
-            holds = _truth(_value(found[3], variables)) if live else None
-            target = _NAME.sub(r"\1", found[1]).lower() if found[1] else ended.target if found[2].lower() == "elseif" else ""
-            certain = holds is not None and (ended.certain or found[2].lower() == "if")
-            following = _Block(holds is not False and not before, before or holds is True, target, certain=certain)
+            former = ended if found[2].lower() == "elseif" else None
+            following = _Block.asked(_truth(_value(found[3], variables)) if live else None, former)
+            following.target = _NAME.sub(r"\1", found[1]).lower() if found[1] else former.target if former else ""
         elif statement.lower() == "else":
-            following = _Block(not ended.chosen, True, ended.target, certain=ended.certain)
+            following = ended.otherwise()
         elif found := _SWITCH.match(statement):
             following = _Block(switched=_value(found[1], variables), is_switch=True, chosen=False)
         elif statement.lower().startswith(("catch", "trap")):
@@ -113,8 +108,8 @@ def _statements(text: str) -> Iterator[str]:
     """Pieces between line ends, semicolons and braces, and the braces; none of which count in quotes and in brackets."""
     text = re.sub(r"<#.*?#>", "", text, flags=re.DOTALL)
     text = re.sub(r"@(['\"])[ \t]*\n.*?\n\1@", "''", text, flags=re.DOTALL)
-    # A backtick goes on in the next line; and no command begins with two dashes, so a line that does goes on as well.
-    text = re.sub(r"\n\s*(?=--[A-Za-z])", " ", re.sub(r"`(?:[ \t]+#[^\n]*|[ \t]*)\n", " ", text))
+    # A backtick goes on in the next line.
+    text = NEXT_OPTION.sub(" ", re.sub(r"`(?:[ \t]+#[^\n]*|[ \t]*)\n", " ", text))
     piece, depth, at = "", 0, 0
     while at < len(text):
         character = text[at]
@@ -331,11 +326,8 @@ class _Expression:
         value = self.compared()
         while name := self.took("word", "and", "or"):
             one, other = _truth(value), _truth(self.compared())
-            decides = name == "or"
-            if one is decides or other is decides:
-                value = decides
-            else:
-                value = _Unknown("$(...)") if one is None or other is None else not decides
+            holds = both(name == "or", one, other)
+            value = _Unknown("$(...)") if holds is None else holds
         return value
 
     def compared(self) -> _Value:
@@ -470,12 +462,7 @@ def _computed(sign: str, one: _Value, other: _Value) -> _Value:
 
 
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "lt": operator.lt,
-    "le": operator.le,
+    **COMPARISONS,
     "like": lambda one, other: fnmatch.fnmatchcase(str(one), str(other)),
     "match": lambda one, other: re.search(str(other), str(one)) is not None,
     "in": lambda one, other: isinstance(other, list) and one in other,

@@ -1,201 +1,27 @@
-"""Command lines out of shell scripts, batch files, PowerShell and pasted text: read as the shells would read them, never run.
-
-Variables, arrays, quotes, comments and line continuations are followed. What only a running shell knows (an unset variable, the output of a
-program) stays in the words as it is written, and `unresolved` finds it.
-"""
+"""The commands of a script for sh or bash: variables, arrays, quotes, conditions on constants and here-documents are followed; nothing is
+run. What only a running shell knows stays in the words as it is written."""
 
 from __future__ import annotations
 
-import ast
 import fnmatch
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from sd_scripts.schema.errors import OptionError
+from .common import COMPARISONS, NEXT_OPTION, Block, both, computed, keep, looks_like, unresolved
 
-from . import powershell
-
-Shell = Literal["sh", "cmd", "powershell"]
 MOST_WORDS = 20_000
 """Words of a text that are read; a longer one is no command line."""
-SETTINGS = (".toml", ".yaml", ".yml", ".json")
-"""Endings of files of settings."""
-_LAUNCHERS = ("accelerate", "accelerate.exe", "accelerate.commands.launch", "torchrun", "torch.distributed.run", "deepspeed")
-_CONTROL = {
-    "if",
-    "then",
-    "else",
-    "elif",
-    "fi",
-    "do",
-    "done",
-    "for",
-    "while",
-    "until",
-    "case",
-    "esac",
-    "{",
-    "}",
-    "!",
-    "time",
-    "exec",
-    "function",
-}
+_CONTROL = frozenset("if then else elif fi do done for while until case esac { } ! time exec function".split())
 _DECLARE = {"export", "declare", "local", "readonly", "typeset"}
-_UNRESOLVED = re.compile(
-    r"\$[\w{(@*#?$!]|`|%[^\s%]+%|%~[a-zA-Z]*\d|%%\w|!\w+!|(?<![\w$}])\{[A-Za-z_]\w*\}"
-    r"|<[^<>]*(?:\s|path|your|dir|name|file|model|number)[^<>]*>",
-    re.IGNORECASE,
-)
-_WITH_SETTINGS = re.compile(
-    r"^[ \t]*(?:\w+=\S+[ \t]+)*(?:python[\d.]*|accelerate|deepspeed|torchrun)[ \t].*\.(?:ya?ml|toml|json)\b", re.MULTILINE
-)
-_MARKS = ("\\", "^", "`", "...", "\N{HORIZONTAL ELLIPSIS}")
-"""What stands where a line goes on, in another shell or in a page for readers: no value."""
 
 
-_WINDOWS_PATH = re.compile(r"(?:^|[\s=\"'&])(?:[A-Za-z]:|\.{1,2}|[\w.-]+)\\[\w.-]")
-_POWERSHELL = re.compile(r"^\s*(?:&\s|\$\w+\s*=)|\$env:", re.MULTILINE | re.IGNORECASE)
+def commands(text: str) -> Iterator[list[str]]:
+    """Each command as its words. Of conditions on constants the block is taken that holds; of others each."""
+    return _Script(text).commands()
 
 
-@dataclass(frozen=True)
-class Command:
-    """One start of a Python script."""
-
-    script: str
-    """Its path, as it is written."""
-    options: Mapping[str, object]
-    """What follows it, by name without dashes: a text, a list of texts, or True for a flag alone."""
-    launcher: Mapping[str, object] = field(default_factory=dict)
-    """What stands between the launcher and the script."""
-    loose: tuple[str, ...] = ()
-    """Words that belong to no option."""
-    file: Mapping[str, object] = field(default_factory=dict)
-    """What stands in the file that --config_file names, where it was read; the line wins."""
-
-    @property
-    def name(self) -> str:
-        """The script's file name."""
-        return re.split(r"[/\\]", self.script)[-1]
-
-    @property
-    def settings(self) -> str:
-        """The file of settings that it names: TOML, YAML or JSON; empty without one."""
-        words = [word for value in self.options.values() for word in (value if isinstance(value, list) else [value])]
-        named = [word for word in (*words, *self.loose) if isinstance(word, str) and word.lower().endswith(SETTINGS)]
-        return next((word for word in named if unresolved(word) is None), "")
-
-    @property
-    def lacks_its_file(self) -> bool:
-        """Whether it names a file of options that was not there to be read."""
-        return "config_file" in self.options and not self.file
-
-
-def unresolved(value: object) -> str | None:
-    """The part of a value that only a running shell knows; None when there is none."""
-    for text in value if isinstance(value, list) else [value]:
-        if isinstance(text, str) and (found := _UNRESOLVED.search(text)):
-            rest = text[found.start() :]
-            alone = re.match(r"\$\w+|\$?\{[^{}]*\}|%[^\s%]+%|!\w+!|<[^<>]*>", rest)
-            return (alone[0] if alone else rest)[:40]
-    return None
-
-
-def clear(options: Mapping[str, object]) -> tuple[dict[str, object], dict[str, tuple[object, str]]]:
-    """The options whose values are known; and the others as they are written, each with a sentence."""
-    unclear = {
-        key: (value, f"it holds {piece}, which only the shell knows that runs the line; give it in the form")
-        for key, value in options.items()
-        if (piece := unresolved(value)) is not None
-    }
-    return {key: value for key, value in options.items() if key not in unclear}, unclear
-
-
-def shell_of(name: str, text: str) -> Shell:
-    """The shell for which a text is written, by its file's ending, else by how its lines go on."""
-    ending = name.lower().rpartition(".")[2]
-    if ending in ("bat", "cmd"):
-        return "cmd"
-    if ending == "ps1":
-        return "powershell"
-    if ending == "sh":
-        return "sh"
-    counts: dict[Shell, int] = {
-        "sh": len(re.findall(r"\\[ \t]*$", text, re.MULTILINE)),
-        "cmd": len(re.findall(r"\^[ \t]*$", text, re.MULTILINE)),
-        "powershell": len(re.findall(r"`[ \t]*$", text, re.MULTILINE)),
-    }
-    if not any(counts.values()) and _WINDOWS_PATH.search(text):
-        return "powershell" if _POWERSHELL.search(text) else "cmd"
-    return max(counts, key=lambda shell: counts[shell])
-
-
-def commands(name: str, text: str) -> list[Command]:
-    """Every start of a Python script with options, in their order. Raises OptionError for what is nested more deeply than any script is."""
-    # Shells pass over zero bytes.
-    read = _READERS[shell_of(name, text)](text.replace("\0", "").replace("\r\n", "\n").replace("\r", "\n"))
-    try:
-        return [command for words in read if (command := _command(words)) is not None]
-    except RecursionError as err:
-        raise OptionError(
-            f"{name} has brackets or conditions inside one another, hundreds deep; paste the line that starts the training"
-        ) from err
-
-
-def looks_like(text: str) -> bool:
-    """Whether a text may hold a command line: a Python script and options with two dashes, or a start of Python with a file of settings."""
-    has_options = re.search(r"(^|\s|[\"'(])--[A-Za-z]\w*", text) is not None
-    return (re.search(r"\b\w+\.py\b", text) is not None and has_options) or _WITH_SETTINGS.search(text) is not None
-
-
-def options_of(words: list[str]) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Options by name with their values, and the words before the first of them."""
-    found: dict[str, object] = {}
-    loose: list[str] = []
-    name = ""
-    for word in words:
-        if word in _MARKS:
-            continue
-        if re.match(r"--[A-Za-z]", word):
-            name, equals, text = word[2:].partition("=")
-            name = name.replace("-", "_")
-            found[name] = text if equals else True
-        elif not name:
-            loose.append(word)
-        else:
-            before = found[name]
-            found[name] = word if before is True else [*before, word] if isinstance(before, list) else [str(before), word]
-    return found, tuple(loose)
-
-
-def _command(words: list[str]) -> Command | None:
-    place = next((index for index, word in enumerate(words) if re.search(r"\w\.py$", word) and not word.startswith("-")), None)
-    modules = (index for index in range(1, len(words)) if words[index - 1] == "-m" and words[index] not in _LAUNCHERS)
-    place = next(modules, None) if place is None else place
-    if place is None:
-        return None
-    options, loose = options_of(words[place + 1 :])
-    before = words[:place]
-    start = next((index for index, word in enumerate(before) if re.split(r"[/\\]", word)[-1].lower() in _LAUNCHERS), None)
-    launcher = options_of(before[start + 1 :])[0] if start is not None else {}
-    command = Command(words[place], options, launcher, loose)
-    return command if options or command.settings else None
-
-
-# --- POSIX shells ------------------------------------------------------------------------------------------------------
-
-
-_NUMBERS: dict[str, Callable[[float, float], bool]] = {
-    "-eq": operator.eq,
-    "-ne": operator.ne,
-    "-lt": operator.lt,
-    "-le": operator.le,
-    "-gt": operator.gt,
-    "-ge": operator.ge,
-}
+_NUMBERS = {f"-{name}": compare for name, compare in COMPARISONS.items()}
 
 
 def _holds(test: list[str]) -> bool | None:
@@ -211,17 +37,10 @@ def _holds(test: list[str]) -> bool | None:
     for mark, decides in (("||", True), ("-o", True), ("&&", False), ("-a", False)):
         if mark in words:
             at = words.index(mark)
-            return _both(decides, _holds([test[0], *words[:at], test[-1]]), _holds([test[0], *words[at + 1 :], test[-1]]))
+            return both(decides, _holds([test[0], *words[:at], test[-1]]), _holds([test[0], *words[at + 1 :], test[-1]]))
     if any(unresolved(word) for word in words):
         return None
     return _holds_alone(words, test[0] == "[[")
-
-
-def _both(decides: bool, one: bool | None, other: bool | None) -> bool | None:
-    """Two conditions, of which one that is `decides` decides."""
-    if decides in (one, other):
-        return decides
-    return None if one is None or other is None else not decides
 
 
 def _holds_alone(words: list[str], quoted: bool) -> bool | None:
@@ -243,37 +62,6 @@ def _holds_alone(words: list[str], quoted: bool) -> bool | None:
         except ValueError:
             return None
     return None
-
-
-def _computed(text: str) -> str | None:
-    """What whole numbers in a sum, a product or a quotient come to; None for anything else."""
-    if not re.fullmatch(r"[\d\s()+*/%-]{1,200}", text):
-        return None
-    try:
-        return str(_of_numbers(ast.parse(text.strip(), mode="eval").body))
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
-        return None
-
-
-def _of_numbers(node: ast.AST) -> int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        return -_of_numbers(node.operand) if isinstance(node.op, ast.USub) else _of_numbers(node.operand)
-    if isinstance(node, ast.BinOp):
-        one, other = _of_numbers(node.left), _of_numbers(node.right)
-        if isinstance(node.op, ast.Div | ast.Mod):
-            # The shell rounds towards zero.
-            whole = abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
-            return whole if isinstance(node.op, ast.Div) else one - other * whole
-        operators: dict[type[ast.operator], Callable[[int, int], int]] = {
-            ast.Add: operator.add,
-            ast.Sub: operator.sub,
-            ast.Mult: operator.mul,
-        }
-        if type(node.op) in operators:
-            return operators[type(node.op)](one, other)
-    raise ValueError
 
 
 class _Text:
@@ -314,8 +102,6 @@ _BRACED = re.compile(r"\{(\w+)(\[[@*]\])?(?:\}|(:?[-=+?]))")
 _CASED = re.compile(r"\{(\w+)(,,|\^\^)\}")
 _COUNTED = re.compile(r"\{#(\w+)\[[@*]\]\}")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
-_NEXT_OPTION = re.compile(r"\n\s*(?=--[A-Za-z])")
-"""No command begins with two dashes: a line that does goes on with the one before, also where its mark was lost on the way here."""
 _REDIRECTION = re.compile(r"\d*(>>|>&|>|<<<|<)\s*|&>>?\s*")
 _HERE_DOCUMENT = re.compile(r"\d*<<(-?)[ \t]*(['\"\\]?)([\w.-]+)['\"]?")
 _PLACEHOLDER = re.compile(r"<[^\s<>|&;][^<>\n|&;]*>(?=[\s\"']|\.\.\.|$)")
@@ -323,19 +109,14 @@ _PLACEHOLDER = re.compile(r"<[^\s<>|&;][^<>\n|&;]*>(?=[\s\"']|\.\.\.|$)")
 
 
 @dataclass
-class _Branch:
+class _Block(Block):
     """One of the blocks of an `if`, or one of a `case`."""
 
-    counts: bool
-    chosen: bool
-    """Whether one of its blocks has been chosen."""
-    certain: bool = True
-    """Whether it is known that the script comes here."""
     subject: str | None = None
     """What the patterns of a `case` are compared with."""
 
 
-class _Sh:
+class _Script:
     """Reads a script for sh or bash: simple commands as lists of words, with variables put in."""
 
     def __init__(self, text: str, variables: dict[str, list[str]] | None = None) -> None:
@@ -344,7 +125,7 @@ class _Sh:
         self.words_read = 0
         self.ended = ""
         """What the last command ended with."""
-        self.branches: list[_Branch] = []
+        self.blocks: list[_Block] = []
         self.before: tuple[str, bool | None] | None = None
         """The && or || before a command, and whether what stands before it holds."""
         self.documents: list[tuple[str, bool, bool]] = []
@@ -355,15 +136,15 @@ class _Sh:
     @property
     def counts(self) -> bool:
         held = self.before is None or self.before[1] is not (self.before[0] == "||")
-        return held and all(branch.counts for branch in self.branches)
+        return held and all(branch.counts for branch in self.blocks)
 
     @property
     def certain(self) -> bool:
-        return (self.before is None or self.before[1] is not None) and all(branch.certain for branch in self.branches)
+        return (self.before is None or self.before[1] is not None) and all(branch.certain for branch in self.blocks)
 
     def commands(self) -> Iterator[list[str]]:
         while self.source.here:
-            if self.branches and self.branches[-1].subject is not None and self.ended == ";;":
+            if self.blocks and self.blocks[-1].subject is not None and self.ended == ";;":
                 self._pattern()
                 continue
             words = self._simple()
@@ -372,7 +153,7 @@ class _Sh:
                 self._ask(words[asked], words[asked + 1 :])
                 continue
             if words[:1] == ["case"] and "in" in words:
-                self.branches.append(_Branch(False, False, True, " ".join(words[1 : words.index("in")])))
+                self.blocks.append(_Block(False, False, True, " ".join(words[1 : words.index("in")])))
                 self.ended = ";;"
                 continue
             if words[:1] == ["for"] and words[2:3] == ["in"]:
@@ -388,7 +169,7 @@ class _Sh:
                 yield from self._opened(words)
             self._go_on(words)
         for text in self.written:
-            yield from _Sh(text, self.variables).commands()
+            yield from _Script(text, self.variables).commands()
 
     def _opened(self, words: list[str]) -> Iterator[list[str]]:
         """A command; or those in a text that it gives to another shell."""
@@ -396,7 +177,7 @@ class _Sh:
         if script is None or any(re.search(r"\w\.py$", word) for word in words):
             yield words
         else:
-            yield from _Sh(script, self.variables).commands()
+            yield from _Script(script, self.variables).commands()
 
     def _go_on(self, words: list[str]) -> None:
         """What follows && or || depends on what stands before."""
@@ -413,22 +194,20 @@ class _Sh:
         holds = _holds(test)
         while self.ended in ("&&", "||"):
             decides = self.ended == "||"
-            holds = _both(decides, holds, _holds(self._simple()))
-        former = self.branches.pop() if word == "elif" and self.branches else None
-        before = former is not None and former.chosen
-        certain = holds is not None and (former is None or former.certain)
-        self.branches.append(_Branch(holds is not False and not before, before or holds is True, certain))
+            holds = both(decides, holds, _holds(self._simple()))
+        former = self.blocks.pop() if word == "elif" and self.blocks else None
+        self.blocks.append(_Block.asked(holds, former))
         self.before = None
 
     def _turn(self, word: str) -> None:
         """Another branch, or the end of all."""
-        if word in ("else", "fi", "esac") and self.branches:
-            former = self.branches.pop()
-            self.branches += [_Branch(not former.chosen, True, former.certain)] if word == "else" else []
+        if word in ("else", "fi", "esac") and self.blocks:
+            former = self.blocks.pop()
+            self.blocks += [former.otherwise()] if word == "else" else []
 
     def _pattern(self) -> None:
         """The patterns before one of the blocks of a `case`, or its end."""
-        source, branch = self.source, self.branches[-1]
+        source, branch = self.source, self.blocks[-1]
         patterns: list[str] = []
         self.ended = ""
         while source.here and source.here != ")":
@@ -441,7 +220,7 @@ class _Sh:
                 patterns += self._word(split=False)
                 source.at += source.at == before
                 if patterns == ["esac"]:
-                    self.branches.pop()
+                    self.blocks.pop()
                     return
         source.take()
         subject = "" if re.fullmatch(r"\$(\w+|\{\w+\})", branch.subject or "") else branch.subject or ""
@@ -477,7 +256,7 @@ class _Sh:
                 words.append(found[0])
             elif source.match(_REDIRECTION):
                 self._word()
-            elif source.here == "\n" and words and not self.documents and source.match(_NEXT_OPTION):
+            elif source.here == "\n" and words and not self.documents and source.match(NEXT_OPTION):
                 continue
             elif source.here in "\n;&|()":
                 self.ended = source.take(2 if source.starts("&&", "||", ";;") else 1)
@@ -534,13 +313,8 @@ class _Sh:
         self._set(name, ["".join(self.variables.get(name, [])) + value if more else value], more)
 
     def _set(self, name: str, value: list[str], more: bool = False) -> None:
-        """Sets a variable. What may be set otherwise, in a branch that nobody knows to be taken, is known no longer."""
-        if not self.counts:
-            return
-        if self.certain or more or self.variables.get(name, value) == value:
-            self.variables[name] = value
-        else:
-            self.variables.pop(name)
+        if self.counts:
+            keep(self.variables, name, value, self.certain or more)
 
     def _word(self, split: bool = True) -> list[str]:
         """One word, or several where an unquoted variable holds blanks or an array is opened."""
@@ -675,153 +449,4 @@ class _Sh:
         def known(found: re.Match[str]) -> str:
             return next(iter(self.variables.get(found[1], [found[0]])), found[0])
 
-        return _computed(re.sub(r"\$?\{?\b([A-Za-z_]\w*)\}?", known, text[3:-2])) or text
-
-
-def _of_sh(text: str) -> Iterator[list[str]]:
-    return _Sh(text).commands()
-
-
-# --- cmd.exe -----------------------------------------------------------------------------------------------------------
-
-_SET = re.compile(r"set\s+(?:\"([^=\"]+)=(.*)\"\s*|([^=\"/]+?)=(.*))$", re.IGNORECASE)
-
-
-def _of_cmd(text: str) -> Iterator[list[str]]:
-    """The commands of a batch file. A caret goes on in the next line, or takes the meaning from a character."""
-    variables: dict[str, str] = {}
-    branches: list[tuple[bool, bool, bool]] = []
-    joined = _NEXT_OPTION.sub(" ", re.sub(r"\^[ \t]*\n\s*", " ", text))
-
-    def known(found: re.Match[str]) -> str:
-        return variables.get(found[1].lower(), found[0])
-
-    for line in joined.split("\n"):
-        line = re.sub(r"^\s*@", "", line).strip()
-        if not line or re.match(r"(rem\b|::|:\w)", line, re.IGNORECASE):
-            continue
-        for command in _branched(re.sub(r"!(\w+)!", known, re.sub(r"%([^\s%:]+)%", known, line)), branches, variables):
-            for part in _parts_of_cmd(command):
-                if found := _SET.match(part.strip()):
-                    name, text = (found[1] or found[3]).strip().lower(), found[2] if found[1] else found[4].strip()
-                    # What may be set otherwise, in a branch that nobody knows to be taken, is known no longer.
-                    if all(certain for *_, certain in branches) or variables.get(name, text) == text:
-                        variables[name] = text
-                    else:
-                        del variables[name]
-                elif found := _SUM.match(part.strip()):
-                    value = _computed(re.sub(r"\b([A-Za-z_]\w*)", known, found[2]))
-                    variables.pop(found[1].lower(), None)
-                    if value is not None:
-                        variables[found[1].lower()] = value
-                else:
-                    yield _words_of_cmd(part)
-
-
-_SUM = re.compile(r"set\s+/a\s+\"?(\w+)\s*=\s*([^\"]+)\"?$", re.IGNORECASE)
-_IF = re.compile(
-    r"(?:else\s+)?if\s+(?P<flags>(?:/i\s+|not\s+)*)"
-    r"(?:(?P<asks>exist|defined|errorlevel|cmdextversion)\s+(?P<what>\"[^\"]*\"|\S+)"
-    r"|(?P<left>\"[^\"]*\"|[^\s=]+)\s*(?P<how>==|\bequ\b|\bneq\b|\blss\b|\bleq\b|\bgtr\b|\bgeq\b)\s*(?P<right>\"[^\"]*\"|[^\s(]+))\s*",
-    re.IGNORECASE,
-)
-_COMPARED: dict[str, Callable[[float, float], bool]] = {
-    "equ": operator.eq,
-    "neq": operator.ne,
-    "lss": operator.lt,
-    "leq": operator.le,
-    "gtr": operator.gt,
-    "geq": operator.ge,
-}
-
-
-def _branched(line: str, branches: list[tuple[bool, bool, bool]], variables: Mapping[str, str]) -> Iterator[str]:
-    """The commands of a line that count; branches has for each open block whether it counts, whether one of its `if` was chosen, and
-    whether that is known."""
-    while line := line.strip():
-        if branches and (found := re.match(r"\)\s*else\b(?!\s+if\b)\s*", line, re.IGNORECASE)):
-            _, chosen, certain = branches.pop()
-            branches.append((not chosen, True, certain))
-            line = line[found.end() :]
-        elif branches and (found := re.match(r"\)\s*(?=else\s+if\b)", line, re.IGNORECASE)):
-            line = line[found.end() :]
-            continue
-        elif branches and line.startswith(")"):
-            branches.pop()
-            line = line[1:]
-            continue
-        elif found := _IF.match(line):
-            before = found[0].lower().startswith("else") and bool(branches) and branches.pop()[1]
-            holds = _holds_in_cmd(found, variables)
-            branches.append((holds is not False and not before, before or holds is True, holds is not None))
-            line = line[found.end() :]
-        else:
-            end = _end_of_block(line) if branches else len(line)
-            command, line = line[:end], line[end:]
-            opens = command.rstrip().endswith("(")
-            if all(live for live, *_ in branches):
-                yield command.rstrip().removesuffix("(") if opens else command
-            if opens:
-                branches.append((True, True, True))
-            continue
-        if line.startswith("("):
-            line = line[1:]
-        else:
-            # One command, without a block.
-            if all(live for live, *_ in branches):
-                yield line
-            branches.pop()
-            return
-
-
-def _end_of_block(line: str) -> int:
-    """Where the bracket stands that ends the block around a command; the line's end without one."""
-    quoted = False
-    for at, character in enumerate(line):
-        quoted ^= character == '"'
-        if character == ")" and not quoted and line[at - 1 : at] != "^":
-            return at
-    return len(line)
-
-
-def _holds_in_cmd(found: re.Match[str], variables: Mapping[str, str]) -> bool | None:
-    """Whether a condition on constants holds; None for one that only a running shell answers."""
-    flags, holds = found["flags"].lower(), None
-    if found["asks"]:
-        name = found["what"].strip('"').lower()
-        holds = (variables[name] != "") if found["asks"].lower() == "defined" and name in variables else None
-    elif "%" not in found["left"] + found["right"] and "!" not in found["left"] + found["right"]:
-        left, right, how = found["left"], found["right"], found["how"].lower()
-        if "/i" in flags:
-            left, right = left.lower(), right.lower()
-        try:
-            holds = left == right if how == "==" else _COMPARED[how](float(left.strip('"')), float(right.strip('"')))
-        except ValueError:
-            holds = {"equ": left == right, "neq": left != right}.get(how)
-    return holds if holds is None or "not" not in flags else not holds
-
-
-def _parts_of_cmd(line: str) -> list[str]:
-    """The commands of a line: &, && and | stand between them, except in quotes."""
-    parts, piece, quoted, at = [], "", False, 0
-    while at < len(line):
-        character = line[at]
-        if character == '"':
-            quoted = not quoted
-        if character == "^" and not quoted and at + 1 < len(line):
-            piece, at = piece + line[at + 1], at + 2
-            continue
-        if character in "&|" and not quoted:
-            parts.append(piece)
-            piece = ""
-        else:
-            piece += character
-        at += 1
-    return [part for part in [*parts, piece] if part.strip()]
-
-
-def _words_of_cmd(text: str) -> list[str]:
-    return [found[0].replace('"', "") for found in re.finditer(r'(?:"[^"]*"?|[^\s"])+', text)]
-
-
-_READERS: dict[Shell, Callable[[str], Iterator[list[str]]]] = {"sh": _of_sh, "cmd": _of_cmd, "powershell": powershell.commands}
+        return computed(re.sub(r"\$?\{?\b([A-Za-z_]\w*)\}?", known, text[3:-2])) or text
