@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sd_scripts.library.adapters.architectures import Architecture
 from sd_scripts.library.adapters.readers import LORA, Rule
 
@@ -16,11 +18,9 @@ _MODULATION = r"(double_stream_modulation_(img|txt)|single_stream_modulation)\.l
 
 def architecture(loader: Loader) -> Architecture:
     """What adapters are for on a FLUX.2 transformer, whichever family's."""
-    return rules.transformer_architecture(
+    one = rules.transformer_architecture(
         loader,
-        name="flux2",
         label="FLUX.2",
-        files=(KLEIN, DEV),
         # Layers have FLUX.1's names, and Klein 4B its width.
         told_by=("flux_2", "flux-2", "flux2", "flux.2"),
         layer_names=DoubleStreamNames,
@@ -35,3 +35,4 @@ def architecture(loader: Loader) -> Architecture:
             ),
         },
     )
+    return replace(one, name="flux2", files=(KLEIN, DEV))

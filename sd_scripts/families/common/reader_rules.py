@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from sd_scripts.library.adapters.architectures import Architecture, Prefixes
+from sd_scripts.library.adapters.layer_names import LayerNames
+from sd_scripts.library.adapters.ranks import Ranks
 from sd_scripts.library.adapters.readers import LORA, SUMS, Rule
 
 from .transformer_loading import Loader
@@ -39,22 +42,34 @@ PUBLISHED_DIFFUSERS = (TRANSFORMER_DIFFUSERS[0], Rule("backbone", ("diffusion_mo
 """Of a transformer whose layers have other names in published files."""
 
 
-def transformer_architecture(loader: Loader, **own: Any) -> Architecture:
-    """What adapters are for in a family of one version, on its transformer alone; own: entries of Architecture that say something else or
-    more."""
-    spec = loader.spec
-    known: dict[str, Any] = {
-        "name": spec.name,
-        "label": spec.label,
-        "spec": spec,
-        "is_backbone": lambda config: True,
-        "config_of": lambda header, shapes: loader.config_of(shapes),
-        "files": spec.files,
-        "encoders": (),
-        "version": loader.version,
-        "prefixes": TRANSFORMER_PREFIXES,
-        "has_one_alpha": False,
-        # diffusers stops at an alpha under these names.
-        "comfyui_endings": "peft without alpha",
-    }
-    return Architecture(**(known | own))
+def transformer_architecture(
+    loader: Loader,
+    *,
+    told_by: tuple[str, ...],
+    layer_names: type[LayerNames],
+    ranks: Callable[[Any, Any], Ranks],
+    readers: Mapping[str, tuple[Rule, ...]],
+    label: str | None = None,
+    encoders: tuple[str, ...] = (),
+    prefixes: Prefixes = TRANSFORMER_PREFIXES,
+    # diffusers stops at an alpha under these names.
+    comfyui_endings: Literal["kohya", "peft", "peft without alpha"] = "peft without alpha",
+) -> Architecture:
+    """What adapters are for in a family of one version; see Architecture."""
+    return Architecture(
+        name=loader.spec.name,
+        label=label or loader.spec.label,
+        spec=loader.spec,
+        is_backbone=lambda config: True,
+        config_of=lambda header, shapes: loader.config_of(shapes),
+        files=loader.spec.files,
+        encoders=encoders,
+        version=loader.version,
+        told_by=told_by,
+        prefixes=prefixes,
+        layer_names=layer_names,
+        ranks=ranks,
+        has_one_alpha=False,
+        comfyui_endings=comfyui_endings,
+        readers=readers,
+    )
