@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from .fields import Count, Fraction, NotNegative, Positive, Show, WholeNumber, raise_all
-from .model import ModelOptions
 from .objective import FlowObjectiveOptions
 
 TERMS = ("lambda_cosine", "lambda_fft", "alpha_hf", "beta_lf", "lambda_struct", "lambda_light", "lambda_color", "lambda_tex")
@@ -108,8 +107,9 @@ class AnchoredFlowOptions(FlowObjectiveOptions):
     def term_weights(self) -> dict[str, float]:
         return {name: getattr(self, name) for name in TERMS}
 
-    def network_calls(self, model: ModelOptions) -> tuple[int, bool]:
+    @property
+    def network_calls(self) -> tuple[int, bool]:
         """Those of flow matching, guidance on some rows, and the curvature term's."""
-        calls, prior = super().network_calls(model)
+        calls, prior = super().network_calls
         guided = self.cfg_training_scale != 1
         return calls + guided + (self.curvature_weight > 0), prior or guided

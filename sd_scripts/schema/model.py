@@ -52,6 +52,11 @@ class ModelOptions(Section):
         return False
 
     @property
+    def takes_estimate(self) -> bool:
+        """Whether the network is told an estimate of the clean image (self-conditioning), which it is called for on some rows."""
+        return False
+
+    @property
     def controls(self) -> Controls:
         """How many control images the model's samples have, as far as the options say it."""
         return self.own_controls

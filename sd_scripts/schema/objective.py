@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from .errors import Problem
 from .fields import Fraction, NotNegative, Number, Positive, Section, Show, WholeNumber, raise_all
-from .model import ModelOptions
 
 _HUBER = Show(needs="loss_type=huber|smooth_l1")
 _TIMES = Show(needs="objective=flow")
@@ -27,7 +26,8 @@ class ObjectiveSection(Section):
     has_terms: ClassVar[bool] = False
     """Whether the loss may have further terms, see AnchoredFlowOptions."""
 
-    def network_calls(self, model: ModelOptions) -> tuple[int, bool]:
+    @property
+    def network_calls(self) -> tuple[int, bool]:
         """In how many ways the network is called, with and without gradient, adapter and text; and whether with some rows only."""
         raise NotImplementedError
 
@@ -102,7 +102,8 @@ class RegressionOptions(ObjectiveSection):
     def times(self) -> tuple[int, int]:
         return self.min_timestep, self.max_timestep
 
-    def network_calls(self, model: ModelOptions) -> tuple[int, bool]:
+    @property
+    def network_calls(self) -> tuple[int, bool]:
         """One: with gradient, adapter and text."""
         return 1, False
 
@@ -205,7 +206,8 @@ class FlowObjectiveOptions(RegressionOptions):
     def prior_weight(self) -> float:
         return self.base_prior_weight
 
-    def network_calls(self, model: ModelOptions) -> tuple[int, bool]:
+    @property
+    def network_calls(self) -> tuple[int, bool]:
         """One, and the base model's on regularisation images."""
         prior = self.base_prior_weight > 0
         return 1 + prior, prior

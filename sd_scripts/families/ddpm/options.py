@@ -89,6 +89,10 @@ class DdpmModelOptions(ModelOptions):
     zero_terminal_snr: Annotated[bool, _SCHEDULE] = False
     """Rescale the schedule so that its last step is pure noise (Lin et al. 2023). For v_prediction and sample."""
 
+    @property
+    def takes_estimate(self) -> bool:
+        return self.self_conditioning
+
     @model_validator(mode="after")
     def _architecture_fits_together(self) -> Self:
         problems = level_problems(self.base_channels, self.channel_multipliers, self.attention_levels, self.attention_head_dim)
@@ -162,11 +166,6 @@ class DdpmObjectiveOptions(ObjectiveOptions):
 
     self_conditioning_rate: Annotated[Fraction, Show(needs="self_conditioning")] = 0.5
     """Chance that a sample is trained with the network's own estimate instead of none."""
-
-    def network_calls(self, model: ModelOptions) -> tuple[int, bool]:
-        """One, and with self-conditioning one that makes estimates for some rows."""
-        assert isinstance(model, DdpmModelOptions), f"{type(model).__name__} is not the model of this objective"
-        return (2, True) if model.self_conditioning else (1, False)
 
 
 class DdpmSampleOptions(SamplerSampleOptions):

@@ -38,11 +38,11 @@ from sd_scripts.library.core.rng import rng_for
 from sd_scripts.library.loading.common import config_of
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.runs import RunOptions
 
 from . import edges, loading
 from .energy import Energy
-from .options import LgtModelOptions, LgtObjectiveOptions, LgtSampleOptions
+from .options import Lgt as LgtRun
+from .options import LgtModelOptions, LgtObjectiveOptions
 
 if TYPE_CHECKING:
     from .evaluation import Data, Sources
@@ -87,17 +87,16 @@ class Lgt(images.ImageFamily):
         """How many pixels one latent is wide."""
         return latent_factor(config_of(parts.vae))
 
-    def sources(self, options: RunOptions, plan: Plan, cache_folder: Path) -> Sources:
+    def sources(self, options: LgtRun, plan: Plan, cache_folder: Path) -> Sources:
         """The images that evaluations transfer; see protocols.EvaluatingFamily."""
         from .evaluation import sources_of
 
-        assert isinstance(options.samples, LgtSampleOptions)
         return sources_of(options.samples, options.dataset, plan, cache_folder)
 
     def evaluation(
         self,
         parts: Parts,
-        options: RunOptions,
+        options: LgtRun,
         plan: Plan,
         sources: Sources,
         data: Data,
@@ -109,7 +108,6 @@ class Lgt(images.ImageFamily):
         """Images of every style in every other style, and what is measured of them; see protocols.EvaluatingFamily."""
         from .evaluation import Evaluation
 
-        assert isinstance(options.samples, LgtSampleOptions)
         shown, seed, tiled = options.samples, options.training.seed, options.memory.vae_tiling
         return Evaluation(self, parts, shown, options.dataset, plan, sources.items, data, run, seed, saves, agreed, progress, tiled)
 

@@ -280,7 +280,8 @@ class LgtObjectiveOptions(ObjectiveSection):
         """style_weights as a table."""
         return {name.strip(): float(weight) for name, _, weight in (text.rpartition("=") for text in self.style_weights)}
 
-    def network_calls(self, model: ModelOptions) -> tuple[int, bool]:
+    @property
+    def network_calls(self) -> tuple[int, bool]:
         """Inversion without gradient; with it the first step, whose input needs none, and the later ones, whose input does."""
         return 3, False
 

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from sd_scripts.dataset.plan import Plan
 from sd_scripts.runs.rundir import RunDirectory
-from sd_scripts.schema.runs import RunOptions
 
 Kind = Literal["epsilon", "v_prediction", "velocity", "sample"]
 """What a network predicts: noise, v = a noise - s x0 (Salimans and Ho 2022), velocity = noise - x0, or x0 itself."""
@@ -452,14 +451,14 @@ class PromptSamples(Samples, Protocol):
 class EvaluatingFamily(ModelFamily, Protocol):
     """A family whose runs are shown by evaluations of its own instead of prompts; see FamilyFacts.evaluates."""
 
-    def sources(self, options: RunOptions, plan: Plan, cache_folder: FilePath) -> Sources:
+    def sources(self, options: Any, plan: Plan, cache_folder: FilePath) -> Sources:
         """What evaluations will be made of. Raises OptionError for what is not there or cannot be read."""
         ...
 
     def evaluation(
         self,
         parts: Parts,
-        options: RunOptions,
+        options: Any,
         plan: Plan,
         sources: Any,
         data: Any,

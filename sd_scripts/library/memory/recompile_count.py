@@ -15,10 +15,11 @@ def recompile_count(options: RunOptions, sizes: Sequence[tuple[int, int]]) -> in
     other, and once more where two of them were equal by chance.
     """
     dynamic = options.compile.compile_dynamic
-    calls, some_rows = options.objective.network_calls(options.model)
+    calls, some_rows = options.objective.network_calls
+    estimates = options.model.takes_estimate
     texts_vary = FACTS[options.family].network.text_lengths_vary(options.model)
     # A batch of texts of one length has no mask.
-    calls, others = calls * (1 + texts_vary), (texts_vary, some_rows)
+    calls, others = (calls + estimates) * (1 + texts_vary), (texts_vary, some_rows or estimates)
     if dynamic == "false":
         return None if any(others) else calls * _shapes(options, sizes)
     varying = sum(others) + _varying(options, sizes)
