@@ -101,7 +101,10 @@ class NetworkOptions(Section):
     def backbone_rates(self, learning_rate: float) -> list[float]:
         """Learning rates that the adapter's layers on the UNet or transformer may have; learning_rate: where none is given."""
         by_name = [float(text.rpartition("=")[2]) for text in self.network_reg_lrs]
-        return [*by_name, learning_rate if self.unet_lr is None else self.unet_lr]
+        usual = learning_rate if self.unet_lr is None else self.unet_lr
+        # A file may hold layers outside of all blocks.
+        factors = (*self.block_factors, 1.0) if self.dim_from_weights or not self.block_factors else self.block_factors
+        return [*by_name, *(usual * factor for factor in factors)]
 
     @property
     def wants_convolutions(self) -> bool:

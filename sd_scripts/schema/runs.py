@@ -95,6 +95,9 @@ class RunOptions(Options):
             rates += network.text_encoder_lr or [rate]
         if any(rates):
             return []
+        factors = self.adapter.block_factors if self.method == "network" else ()
+        if factors and not any(factors):
+            return ["block_lr_weight: every block has 0, so nothing would be trained; give one of them a value, such as 1"]
         return ["learning_rate: all learning rates are 0, so nothing would be trained; give one of them a value, such as 0.0001"]
 
     def _prior_problems(self) -> list[str]:

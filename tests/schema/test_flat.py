@@ -258,6 +258,7 @@ def test_a_run_that_would_train_nothing_is_refused_whichever_rates_are_0() -> No
     assert words in told(SdxlNetwork, learning_rate=0, train_unet=False, train_text_encoder=True)
     assert words in told(SdxlFull, block_lr=[0] * 23)
     assert words in told(SdxlNetwork, learning_rate=0, text_encoder_lr=[1e-5]), "text encoders are not trained"
+    assert "block_lr_weight: every block has 0, so nothing would be trained" in told(SdxlNetwork, block_lr_weight=[0] * 19)
     for run, rates in (
         (SdxlNetwork, {"unet_lr": 1e-4}),
         (SdxlNetwork, {"network_reg_lrs": ["attn2=1e-4"]}),
@@ -266,6 +267,13 @@ def test_a_run_that_would_train_nothing_is_refused_whichever_rates_are_0() -> No
         (SdxlFull, {"block_lr": [0] * 22 + [1e-6]}),
     ):
         assert told(run, learning_rate=0, **rates) == ""
+    for rates in (
+        {"network_reg_lrs": ["attn2=1e-4"]},
+        {"train_text_encoder": True},
+        {"network_weights": "a.safetensors", "dim_from_weights": True},
+    ):
+        assert told(SdxlNetwork, block_lr_weight=[0] * 19, **rates) == ""
+    assert told(SdxlNetwork, block_lr_weight=[0] * 18 + [1]) == ""
 
 
 def test_an_expression_of_which_python_may_change_its_mind_one_day_is_taken_without_a_word() -> None:
