@@ -14,11 +14,11 @@ import torch
 from diffusers import AnimaTextConditioner
 
 from sd_scripts.families.common import transformer_loading as transformer
-from sd_scripts.families.common.double_stream_original import count
 from sd_scripts.families.common.qwen3 import QWEN3_PART
 from sd_scripts.families.common.qwen_vae import QWEN_VAE_PART
 from sd_scripts.families.common.t5 import T5_WORDS
 from sd_scripts.families.common.transformer_loading import PREFIXES, Loader, usual_settings
+from sd_scripts.families.common.transformer_shapes import count, sides_in
 from sd_scripts.library.core.protocols import Dtypes, Parts, Version
 from sd_scripts.library.loading.common import BASE, Base, Companion, FamilySpec, PartSpec
 from sd_scripts.library.loading.layouts import Stored, renaming
@@ -56,7 +56,7 @@ layout = renaming(_NAMES)
 
 def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """See transformer_loading.config_in; a token is 2 x 2 latents, and no tensor tells how positions are scaled."""
-    rows = transformer.sides_in(shapes, layout)
+    rows = sides_in(shapes, layout)
     main = "transformer_blocks.0"
     width, head, entries = rows("patch_embed.proj"), rows(f"{main}.attn1.norm_q"), rows("patch_embed.proj", 1) // 4
     return {

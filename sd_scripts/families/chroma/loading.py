@@ -17,6 +17,7 @@ from sd_scripts.families.common import double_stream_original as double_stream
 from sd_scripts.families.common import transformer_loading as transformer
 from sd_scripts.families.common.t5 import T5_PART, T5_WORDS, settle_t5, t5_problems
 from sd_scripts.families.common.transformer_loading import Loader
+from sd_scripts.families.common.transformer_shapes import count
 from sd_scripts.library.core.protocols import Dtypes, Version
 from sd_scripts.library.loading.common import BASE, Base, FamilySpec, PartSpec
 from sd_scripts.library.loading.layouts import Stored
@@ -50,7 +51,7 @@ def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         **double_stream.config_of(shapes),
         "approximator_num_channels": into[1],
         "approximator_hidden_dim": into[0],
-        "approximator_layers": double_stream.count(shapes, re.escape(_APPROXIMATOR) + r"\.norms\.(\d+)\."),
+        "approximator_layers": count(shapes, re.escape(_APPROXIMATOR) + r"\.norms\.(\d+)\."),
     }
 
 

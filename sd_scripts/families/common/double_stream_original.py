@@ -7,12 +7,14 @@ Driven by the network's configuration, so it holds for any depth and width; know
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from sd_scripts.library.loading.layouts import Stored
+
+from .transformer_shapes import count, rotary_axes
 
 # D: width of the transformer. Rows of packed matrices: q, k, v of D rows each; in single blocks 4 D rows of the MLP follow.
 
@@ -113,14 +115,11 @@ def _in_block(layer: str, kind: str, single: bool, width: int) -> Stored | None:
 def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """What the shapes of a transformer's tensors (published or diffusers layout) tell of its configuration: depth and widths.
 
-    The split of the rotary frequencies stands in no tensor. The published 16, 56, 56 of a head of 128 is 1/8, 7/16, 7/16; small models
-    are taken to have the same, in even numbers. Raises KeyError for a file that lacks a needed tensor, IndexError for one in another
-    number of dimensions.
+    Raises KeyError for a file that lacks a needed tensor, IndexError for one in another number of dimensions.
     """
     found = {ours: shape_of(shapes, ours, NAMES) for ours in NAMES}
     width, channels = found["img_in.weight"][0], found["img_in.weight"][1]
     head = found["double_blocks.0.img_attn.norm.query_norm.scale"][0]
-    side = 2 * (head * 7 // 32)
     return {
         "patch_size": 1,
         "in_channels": channels,
@@ -130,7 +129,7 @@ def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "attention_head_dim": head,
         "num_attention_heads": width // head,
         "joint_attention_dim": found["txt_in.weight"][1],
-        "axes_dims_rope": [head - 2 * side, side, side],
+        "axes_dims_rope": rotary_axes(head),
     }
 
 
@@ -140,8 +139,3 @@ def shape_of(shapes: Mapping[str, tuple[int, ...]], name: str, names: Mapping[st
     if found is None:
         raise KeyError(name)
     return found
-
-
-def count(names: Iterable[str], block: str) -> int:
-    """Number of blocks: one more than the highest that occurs."""
-    return max((int(match[1]) for name in names if (match := re.match(block, name))), default=-1) + 1

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
+from diffusers.image_processor import VaeImageProcessor
 from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
 from PIL import Image
 from torch import Tensor
@@ -16,6 +17,13 @@ from sd_scripts.schema.errors import OptionError
 
 from .transformer_options import control_area
 from .transformers import TransformerFamily
+
+
+def pixels_at(image: Image.Image, size: tuple[int, int]) -> Tensor:
+    """An RGB image as the VAE gets it at this (width, height): (3, H, W) in [-1, 1]."""
+    width, height = size
+    pixels: Tensor = VaeImageProcessor().preprocess(image, height, width)
+    return pixels[0]
 
 
 class EditingTransformerFamily(TransformerFamily):

@@ -15,7 +15,6 @@ from torch import nn
 
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import DeviceMap, Dtypes, Parts, Version
-from sd_scripts.library.loading import layouts
 from sd_scripts.library.loading.common import (
     BASE,
     Base,
@@ -157,18 +156,6 @@ def networks_in(spec: FamilySpec, source: Source, header: Header, transformer: C
         else:
             networks[name] = structure(spec, name, folder, None, BASE, f"{noun} for {source.label}")
     return networks
-
-
-def sides_in(
-    shapes: Mapping[str, tuple[int, ...]], layout: Callable[[Mapping[str, Any]], Callable[[str], layouts.Stored]]
-) -> Callable[..., int]:
-    """Rows (side 0) or columns (side 1) of a layer's weight by its name in diffusers, from shapes in either layout."""
-    published = layout({})
-
-    def side_of(name: str, side: int = 0) -> int:
-        return (shapes.get(f"{name}.weight") or shapes[published(f"{name}.weight").name])[side]
-
-    return side_of
 
 
 def channel_problems(base: Base, own: Collection[str]) -> list[str]:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.families.common import transformer_loading as transformer
-from sd_scripts.families.common.double_stream_original import count
 from sd_scripts.families.common.qwen3vl import QWEN3VL_PART
 from sd_scripts.families.common.square_vae import SQUARE_VAE
 from sd_scripts.families.common.transformer_loading import Loader, usual_settings
+from sd_scripts.families.common.transformer_shapes import count, sides_in
 from sd_scripts.library.core.protocols import Dtypes, Version
 from sd_scripts.library.loading.common import BASE, Base, FamilySpec, PartSpec, config_of
 from sd_scripts.library.loading.layouts import Stored, renaming
@@ -48,7 +48,7 @@ then shift; the published one shift, then scale."""
 
 def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """See transformer_loading.config_in. The split of a head's rotary frequencies stands in no tensor: a quarter each, as published."""
-    rows = transformer.sides_in(shapes, layout)
+    rows = sides_in(shapes, layout)
     main = "single_transformer_blocks.0"
     width, head = rows("context_embedder"), rows(f"{main}.attn.norm_q")
     return {

@@ -9,14 +9,13 @@ from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 import torch
-from diffusers.image_processor import VaeImageProcessor
 from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 from torch import Tensor
 from torch.nn.functional import pad
 
 from sd_scripts.families.common.clip_t5 import ClipT5Family, pooled_vectors, velocity
 from sd_scripts.families.common.double_stream import t5_states
-from sd_scripts.families.common.editing import EditingTransformerFamily
+from sd_scripts.families.common.editing import EditingTransformerFamily, pixels_at
 from sd_scripts.families.common.transformer_loading import Loader
 from sd_scripts.families.common.transformer_options import AREA
 from sd_scripts.families.common.transformers import TextShape
@@ -57,9 +56,7 @@ class Kontext(ClipT5Family, EditingTransformerFamily):
 
     def control_pixels(self, parts: Parts, image: Any) -> Tensor:
         """A reference image as the VAE gets it, (3, H, W) in [-1, 1]."""
-        (width, height), processor = self.control_size(parts, image.size), VaeImageProcessor(vae_scale_factor=self.grid)
-        pixels: Tensor = processor.preprocess(processor.resize(image.convert("RGB"), height, width), height, width)
-        return pixels[0]
+        return pixels_at(image.convert("RGB"), self.control_size(parts, image.size))
 
     def alike(self, parts: Parts, x_t: Tensor, t: Tensor, text: Tensor, images: Sequence[Tensor]) -> Tensor:
         """See clip_t5.velocity."""

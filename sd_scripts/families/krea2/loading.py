@@ -10,11 +10,11 @@ from typing import Any
 from transformers import Qwen3VLConfig, Qwen3VLModel
 
 from sd_scripts.families.common import transformer_loading as transformer
-from sd_scripts.families.common.double_stream_original import count
 from sd_scripts.families.common.qwen3vl import QWEN3VL_PART
 from sd_scripts.families.common.qwen_vae import QWEN_VAE_PART
 from sd_scripts.families.common.scheduled import DISTILLED
 from sd_scripts.families.common.transformer_loading import Loader
+from sd_scripts.families.common.transformer_shapes import count, rotary_axes, sides_in
 from sd_scripts.library.core.protocols import Dtypes, Version
 from sd_scripts.library.loading.common import BASE, Base, FamilySpec, PartSpec, config_of
 from sd_scripts.library.loading.layouts import Stored, renaming
@@ -55,11 +55,10 @@ behind one another."""
 
 
 def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """See transformer_loading.config_in. The split of a head's rotary frequencies stands in no tensor: 1/4, 3/8, 3/8 as published."""
-    rows = transformer.sides_in(shapes, layout)
+    """See transformer_loading.config_in."""
+    rows = sides_in(shapes, layout)
     main, fusion = "transformer_blocks.0", "text_fusion.layerwise_blocks.0"
     head, text_head = rows(f"{main}.attn.norm_q"), rows(f"{fusion}.attn.norm_q")
-    side = 2 * (head * 3 // 16)
     return {
         "in_channels": rows("img_in", 1),
         "num_layers": count(shapes, r"(?:transformer_)?blocks\.(\d+)\."),
@@ -75,7 +74,7 @@ def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "text_intermediate_size": rows(f"{fusion}.ff.up"),
         "num_layerwise_text_blocks": count(shapes, r"(?:text_fusion|txtfusion)\.layerwise_blocks\.(\d+)\."),
         "num_refiner_text_blocks": count(shapes, r"(?:text_fusion|txtfusion)\.refiner_blocks\.(\d+)\."),
-        "axes_dims_rope": [head - 2 * side, side, side],
+        "axes_dims_rope": rotary_axes(head, 3 / 8),
     }
 
 

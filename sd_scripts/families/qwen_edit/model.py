@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor, nn
 
 from sd_scripts.dataset.buckets import area_size
 from sd_scripts.families.common import structures
 from sd_scripts.families.common.comfyui_levels import FlowLevels, Graph
-from sd_scripts.families.common.editing import EditingTransformerFamily, conditions_with_controls
+from sd_scripts.families.common.editing import EditingTransformerFamily, conditions_with_controls, pixels_at
 from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.common.qwen_vae import QwenVaeFamily, tiny_qwen_vae
 from sd_scripts.families.common.tiny import tiny_parts
@@ -215,9 +214,7 @@ class QwenEdit(QwenVaeFamily, EditingTransformerFamily):
 
     def control_pixels(self, parts: Parts, image: Any) -> Tensor:
         """A control image as the VAE gets it, (3, H, W) in [-1, 1]."""
-        width, height = self.control_size(parts, image.size)
-        prepared: Tensor = VaeImageProcessor(vae_scale_factor=self.grid).preprocess(image.convert("RGB"), height, width)
-        return prepared[0]
+        return pixels_at(image.convert("RGB"), self.control_size(parts, image.size))
 
 
 def _image_tokens(parts: Parts) -> int:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sd_scripts.families.common.transformer_shapes import count, rotary_axes
 from sd_scripts.library.loading.layouts import Stored
 
 CONTROLS_AT_ZERO = "__index_timestep_zero__"
@@ -34,23 +35,19 @@ def text_encoder(config: Mapping[str, Any]) -> Callable[[str], Stored]:
 def config_of(shapes: Mapping[str, tuple[int, ...]], zero_cond_t: bool) -> dict[str, Any]:
     """Configuration of the transformer whose file has tensors of these shapes: depth and widths.
 
-    The split of the rotary frequencies stands in no tensor. The published 16, 56, 56 of a head of 128 is 1/8, 7/16, 7/16; small models
-    are taken to have the same, in even numbers. Raises KeyError for a file that lacks one of the needed tensors, IndexError for one in
-    another number of dimensions.
+    Raises KeyError for a file that lacks one of the needed tensors, IndexError for one in another number of dimensions.
     """
     width, channels = shapes["img_in.weight"][0], shapes["img_in.weight"][1]
     head = shapes["transformer_blocks.0.attn.norm_q.weight"][0]
-    numbers = [int(match[1]) for name in shapes if (match := re.match(r"transformer_blocks\.(\d+)\.", name))]
-    side = 2 * (head * 7 // 32)
     return {
         "patch_size": 2,
         "in_channels": channels,
         "out_channels": shapes["proj_out.weight"][0] // 4,
-        "num_layers": max(numbers) + 1,
+        "num_layers": count(shapes, r"transformer_blocks\.(\d+)\."),
         "attention_head_dim": head,
         "num_attention_heads": width // head,
         "joint_attention_dim": shapes["txt_in.weight"][1],
         "guidance_embeds": False,
-        "axes_dims_rope": [head - 2 * side, side, side],
+        "axes_dims_rope": rotary_axes(head),
         "zero_cond_t": zero_cond_t,
     }

@@ -13,9 +13,9 @@ from typing import Any
 from diffusers import AutoencoderKLQwenImage21
 
 from sd_scripts.families.common import transformer_loading as transformer
-from sd_scripts.families.common.double_stream_original import count
 from sd_scripts.families.common.qwen3vl import QWEN3VL_PART, WORDS
 from sd_scripts.families.common.transformer_loading import Loader
+from sd_scripts.families.common.transformer_shapes import count, rotary_axes
 from sd_scripts.library.core.protocols import Dtypes, Version
 from sd_scripts.library.loading.common import Base, Companion, FamilySpec, PartSpec
 from sd_scripts.library.loading.layouts import Stored
@@ -41,10 +41,9 @@ def layout(config: Mapping[str, Any]) -> Callable[[str], Stored]:
 
 
 def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """See transformer_loading.config_in. The split of a head's rotary frequencies stands in no tensor: 1/8, 7/16, 7/16 as published."""
+    """See transformer_loading.config_in."""
     width, channels = shapes["img_in.weight"]
     head, block = shapes["transformer_blocks.0.attn.norm_q.weight"][0], "transformer_blocks.0.img_mlp."
-    side = 2 * (head * 7 // 32)
     rows = shapes[f"{block}proj.weight"][0] if f"{block}proj.weight" in shapes else shapes[f"{block}gate_up.weight"][0] // 2
     return {
         "patch_size": 1,
@@ -55,7 +54,7 @@ def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "num_attention_heads": width // head,
         "context_in_dim": shapes["txt_in.in_layer.weight"][1],
         "mlp_ratio": rows // width,
-        "axes_dims_rope": [head - 2 * side, side, side],
+        "axes_dims_rope": rotary_axes(head),
     }
 
 

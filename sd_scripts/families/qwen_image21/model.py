@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 
 import torch
 from diffusers import AutoencoderKLQwenImage21
-from diffusers.image_processor import VaeImageProcessor
 from diffusers.pipelines.qwenimage21.pipeline_qwenimage21 import calculate_dimensions
 from PIL import Image
 from torch import Tensor, nn
 
 from sd_scripts.families.common.comfyui_levels import Graph, exponential_shift
-from sd_scripts.families.common.editing import EditingTransformerFamily
+from sd_scripts.families.common.editing import EditingTransformerFamily, pixels_at
 from sd_scripts.families.common.images import pixels_of
 from sd_scripts.families.common.qwen3vl import tiny_qwen3vl
 from sd_scripts.families.common.qwen_vae import QwenVaeFamily, statistics
@@ -88,11 +87,10 @@ class QwenImage21(QwenVaeFamily, EditingTransformerFamily):
 
     def control_pixels(self, parts: Parts, image: Any) -> Tensor:
         """A reference image as VAE and Qwen3-VL get it, (3, H, W) in [-1, 1]; what is transparent stands on white."""
-        (width, height), drawn = self.control_size(parts, image.size), image.convert("RGBA")
+        drawn = image.convert("RGBA")
         opaque = Image.new("RGB", drawn.size, "white")
         opaque.paste(drawn, mask=drawn.getchannel("A"))
-        pixels: Tensor = VaeImageProcessor(vae_scale_factor=16).preprocess(opaque, height=height, width=width)
-        return pixels[0]
+        return pixels_at(opaque, self.control_size(parts, image.size))
 
     def encode_images(self, parts: Parts, pixels: Tensor) -> Tensor:
         """Scaled latents (B, 64, H/16, W/16) of RGB images, which are opaque: the VAE has an alpha channel, too; see QwenVaeFamily."""

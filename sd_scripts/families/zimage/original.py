@@ -6,10 +6,10 @@ these names. The VAE is FLUX's, stored as those of other models are, see `origin
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from sd_scripts.families.common.transformer_shapes import count
 from sd_scripts.library.loading.layouts import Stored
 
 # D: width of the transformer. Rows of the packed matrix: q, k, v of D rows each.
@@ -64,8 +64,8 @@ def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "all_f_patch_size": [1],
         "in_channels": numbers // 4,
         "dim": width,
-        "n_layers": _count(shapes, "layers"),
-        "n_refiner_layers": _count(shapes, "noise_refiner"),
+        "n_layers": count(shapes, r"layers\.(\d+)\."),
+        "n_refiner_layers": count(shapes, r"noise_refiner\.(\d+)\."),
         "n_heads": width // head,
         "n_kv_heads": width // head,
         "norm_eps": 1e-5,
@@ -76,8 +76,3 @@ def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "axes_dims": [round(head * share) for share in _SIDES],
         "axes_lens": [1536, 512, 512],
     }
-
-
-def _count(names: Iterable[str], blocks: str) -> int:
-    """Number of blocks: one more than the highest that occurs."""
-    return max((int(match[1]) for name in names if (match := re.match(rf"{blocks}\.(\d+)\.", name))), default=-1) + 1
