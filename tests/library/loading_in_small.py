@@ -1,15 +1,21 @@
-"""What the tests of loading share: whether two models are the same, and the tensors of single files."""
+"""What the tests of loading share: published configurations, whether two models are the same, and the tensors of single files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from sd_scripts.library.core.protocols import Parts, StateDict
 from sd_scripts.library.loading import layouts
-from sd_scripts.library.loading.common import FamilySpec, config_of
+from sd_scripts.library.loading.common import Config, FamilySpec, config_of, read_json
+
+
+def shipped_configs(spec: FamilySpec) -> Iterator[tuple[str, Config]]:
+    """Name and published configuration of each network."""
+    for name, part in spec.parts.items():
+        yield name, read_json(spec.configs / part.folder / "config.json", "published")
 
 
 def assert_same(parts: Parts, expected: Parts, names: Sequence[str] | None = None) -> None:

@@ -24,7 +24,7 @@ from sd_scripts.families.sdxl.options import SdxlModelOptions
 from sd_scripts.library.loading import common, layouts
 from sd_scripts.library.loading.common import FamilySpec
 from sd_scripts.library.loading.writing import original_tensors
-from tests.library.loading_in_small import to_original
+from tests.library.loading_in_small import shipped_configs, to_original
 from tests.small_models import pipeline_of
 
 TOY = Path(sd_scripts.toy.__file__).parent / "bases" / "sdxl"
@@ -55,7 +55,7 @@ class FullSize:
 
 def full_size_of(spec: FamilySpec) -> FullSize:
     with torch.device("meta"):
-        return FullSize(spec, {name: common.make(spec, name, config, name, name) for name, config in common.shipped_configs(spec)})
+        return FullSize(spec, {name: common.make(spec, name, config, name, name) for name, config in shipped_configs(spec)})
 
 
 @pytest.fixture(scope="module", params=PUBLISHED)

@@ -23,25 +23,17 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from sd_scripts import families
 from sd_scripts.families import RUNS
 from sd_scripts.families.common.qwen_vae import QWEN_VAE_PART
-from sd_scripts.families.qwen_edit import (
-    loading as qwen,
-)
-from sd_scripts.families.qwen_edit import (
-    original as original_qwen,
-)
-from sd_scripts.families.qwen_edit import (
-    processor as qwen_processor,
-)
-from sd_scripts.families.qwen_edit import (
-    templates as qwen_templates,
-)
+from sd_scripts.families.qwen_edit import loading as qwen
+from sd_scripts.families.qwen_edit import original as original_qwen
+from sd_scripts.families.qwen_edit import processor as qwen_processor
+from sd_scripts.families.qwen_edit import templates as qwen_templates
 from sd_scripts.families.qwen_edit.model import QwenEdit
 from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
 from sd_scripts.library.core.protocols import Parts, StateDict
 from sd_scripts.library.loading import layouts
-from sd_scripts.library.loading.common import config_of, shipped_configs
+from sd_scripts.library.loading.common import config_of
 from sd_scripts.schema.errors import OptionError
-from tests.library.loading_in_small import assert_same, original_state, prefixed, to_original
+from tests.library.loading_in_small import assert_same, original_state, prefixed, shipped_configs, to_original
 from tests.small_models import model_options, qwen_pipeline_of
 
 QWEN = QwenEdit()

@@ -18,10 +18,9 @@ from sd_scripts.families.zimage.options import ZImageModelOptions
 from sd_scripts.library.core.diffusion import anchor_sigmas
 from sd_scripts.library.core.protocols import Parts, Preview
 from sd_scripts.library.loading import layouts
-from sd_scripts.library.loading.common import shipped_configs
 from sd_scripts.library.memory import quantize
 from sd_scripts.schema.errors import OptionError
-from tests.library.loading_in_small import assert_same, original_state, prefixed, to_original
+from tests.library.loading_in_small import assert_same, original_state, prefixed, shipped_configs, to_original
 from tests.small_models import zimage_pipeline_of
 
 ZIMAGE = ZImage()

@@ -42,18 +42,3 @@ def self_similarity(found: Tensor, source: Tensor, size: int, positions: Tensor 
 def chosen_positions(count: int, most: int, generator: torch.Generator) -> Tensor:
     """At most `most` of `count` positions, (M,) int64, drawn without repetition."""
     return torch.randperm(count, generator=generator)[:most]
-
-
-def chance_level(source: Tensor, size: int) -> Tensor:
-    """The self-similarity that latents (B, C, h, w) have to images of the same descriptors at other places, on average: (B,).
-
-    For a random rearrangement of the positions the two cosines of a pair of different places are independent, so that the expected
-    squared difference is twice their variance. White latents have 2 (N - 1) / (D N) about, 0.498 at 4 channels, N = 256 and size 1.
-    """
-    with torch.autocast(source.device.type, enabled=False):
-        unit = descriptors(source, size)
-        count = unit.shape[1]
-        cosines = (unit @ unit.transpose(1, 2)) * (1 - torch.eye(count, device=unit.device, dtype=unit.dtype))
-        pairs = count * (count - 1)
-        variance = cosines.square().sum(dim=(1, 2)) / pairs - (cosines.sum(dim=(1, 2)) / pairs).square()
-        return 2 * variance * pairs / count**2

@@ -41,9 +41,6 @@ class WholeNetwork:
         """The trained weights in the order of the model."""
         return list(self.named_parameters().values())
 
-    def num_parameters(self) -> int:
-        return sum(tensor.numel() for tensor in self.parameters())
-
     def parameter_groups(self, options: WholeOptions, learning_rate: float) -> list[dict[str, Any]]:
         """Groups for the optimizer: {"params", "lr", "name"}, one for each module, or for each part of the UNet with block_lr."""
         groups: dict[str, dict[str, Any]] = {}

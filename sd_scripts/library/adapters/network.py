@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,15 +39,6 @@ def _same_training(layers: Iterable[BaseTunerLayer]) -> Iterator[None]:
     finally:
         for tensor, requires_grad in flags:
             tensor.requires_grad_(requires_grad)
-
-
-@dataclass(frozen=True)
-class NormReport:
-    """What scale_weight_norms did in one step: layers shrunk, mean and largest norm of an update afterwards."""
-
-    num_scaled: int
-    mean_norm: float
-    max_norm: float
 
 
 class AdapterNetwork:
@@ -85,9 +75,6 @@ class AdapterNetwork:
     def parameters(self) -> list[nn.Parameter]:
         """The tensors that are trained, float32, in a fixed order."""
         return [tensor for tensor in self._parameters.values() if tensor.requires_grad]
-
-    def num_parameters(self) -> int:
-        return sum(tensor.numel() for tensor in self.parameters())
 
     def parameter_groups(self, options: AdapterOptions, learning_rate: float) -> list[dict[str, Any]]:
         """Groups for the optimizer: {"params", "lr", "name"}; every trained tensor stands in exactly one.
@@ -211,10 +198,10 @@ class AdapterNetwork:
             module.train(mode)
 
     @torch.no_grad()
-    def after_step(self) -> NormReport | None:
-        """scale_weight_norms: shrinks both matrices of every layer whose update has a Frobenius norm above the limit; None when off."""
+    def after_step(self) -> None:
+        """scale_weight_norms: shrinks both matrices of every layer whose update has a Frobenius norm above the limit, if there is one."""
         if self._max_norm is None:
-            return None
+            return
         units = self._norm_units()
         device = units[0][0].device
         # The norm of a product from the small Gram matrices: ||BA||^2 = sum(B^T B * A A^T). Layers that share A are one matrix to kohya.
@@ -229,8 +216,6 @@ class AdapterNetwork:
         for (a, ups, _), factor in zip(units, shrink):
             for tensor in (a, *ups):
                 tensor.mul_(factor.to(tensor.device))
-        after = norms.clamp(max=self._max_norm)
-        return NormReport(int((norms > self._max_norm).sum()), float(after.mean()), float(after.max()))
 
     def _norm_units(self) -> list[tuple[Tensor, list[Tensor], float]]:
         """Each down matrix, the up matrices that it stands before, and the factor on their products."""

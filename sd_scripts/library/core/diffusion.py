@@ -192,19 +192,6 @@ def to_x0(kind: Kind, path: Path, x_t: Tensor, prediction: Tensor, t: Tensor) ->
     return (a * x_t - s * prediction) / (a**2 + s**2)
 
 
-def to_noise(kind: Kind, path: Path, x_t: Tensor, prediction: Tensor, t: Tensor) -> Tensor:
-    """The noise that a prediction implies, float32; finite at all times, for sample only where s is not 0."""
-    a, s = _coefficients(path, t, x_t)
-    x_t, prediction = x_t.float(), prediction.float()
-    if kind == "sample":
-        return (x_t - a * prediction) / s
-    if kind == "epsilon":
-        return prediction
-    if kind == "velocity":
-        return (x_t + a * prediction) / (a + s)
-    return (s * x_t + a * prediction) / (a**2 + s**2)
-
-
 def _coefficients(path: Path, t: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
     """a and s shaped to multiply `like` (B, ...) sample by sample."""
     assert t.shape == like.shape[:1], f"times {tuple(t.shape)} for a batch of shape {tuple(like.shape)}"

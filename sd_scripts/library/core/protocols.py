@@ -610,6 +610,6 @@ class Network(Protocol):
         """Within the block the networks compute as before training."""
         ...
 
-    def after_step(self) -> object:
+    def after_step(self) -> None:
         """What the options want done to the weights after each optimizer step."""
         ...

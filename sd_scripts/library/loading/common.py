@@ -13,7 +13,7 @@ Every problem that can be seen before weights are read is collected with `tried`
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -508,9 +508,3 @@ def config_of(module: nn.Module) -> Config:
 
 def _with_article(noun: str) -> str:
     return f"{'an' if noun[0] in 'AEIO' else 'a'} {noun}"
-
-
-def shipped_configs(spec: FamilySpec) -> Iterator[tuple[str, Config]]:
-    """Name and published configuration of each network."""
-    for name, part in spec.parts.items():
-        yield name, read_json(spec.configs / part.folder / "config.json", BASE)

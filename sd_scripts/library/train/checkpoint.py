@@ -7,6 +7,7 @@ a tensor, and `manifest.json` with the size and SHA-256 of each file. Nothing in
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import math
 import os
@@ -293,7 +294,7 @@ class Checkpointer:
         """Logs a file that was written, and removes those that save_last_n_steps and save_last_n_epochs no longer keep."""
         self._run.log(FileSaved(step=step, what="export", file=path.name))
         ending = self._options.ending
-        for old in self._run.path.glob(f"{_escaped(self._options.output_name)}-[0-9]*{ending}"):
+        for old in self._run.path.glob(f"{glob.escape(self._options.output_name)}-[0-9]*{ending}"):
             number = old.name.removesuffix(ending).removeprefix(f"{self._options.output_name}-")
             if number.isdigit() and int(number) < step and not self._kept(int(number), step):
                 if old.is_dir():
@@ -310,8 +311,3 @@ class Checkpointer:
         kept_by_steps = by_steps and (steps is None or old > now - steps)
         kept_by_epochs = by_epochs and (epochs is None or self._epochs_done(old) > self._epochs_done(now) - epochs)
         return kept_by_steps or kept_by_epochs
-
-
-def _escaped(name: str) -> str:
-    """A name as a glob pattern that matches only itself."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

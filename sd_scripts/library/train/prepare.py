@@ -62,8 +62,6 @@ class Read:
     family: ModelFamily
     plan: plans.Plan
     total_steps: int
-    missing_class_images: int
-    """How many class images would have to be made first."""
     parts: Parts | None
     """The model that class images were made with; None where it is not loaded yet."""
 
@@ -184,10 +182,10 @@ def _with_class_folder(options: RunOptions, folder: Path | None) -> RunOptions:
     return options.model_copy(update={"dataset": options.dataset.model_copy(update=named)})
 
 
-def read(process: Process, asked: command_line.Invocation, options: RunOptions, *, missing: int = 0, parts: Parts | None = None) -> Read:
+def read(process: Process, asked: command_line.Invocation, options: RunOptions, parts: Parts | None = None) -> Read:
     """Looks at the images and plans their batches. Raises OptionError with everything that is wrong with them.
 
-    missing: class images that a start would make; parts: what was loaded to make them.
+    parts: what was loaded to make class images.
     """
     family = families.family(options.family)
     process.phases.enter("scan")
@@ -221,7 +219,6 @@ def read(process: Process, asked: command_line.Invocation, options: RunOptions, 
         family=family,
         plan=plan,
         total_steps=plan.steps_of_run(options.training),
-        missing_class_images=missing,
         parts=parts,
     )
 

@@ -88,7 +88,7 @@ def _kept_on_disk(options: RunOptions) -> RunOptions:
 def dry_run(process: Process, asked: command_line.Invocation) -> str:
     """Checks everything that can be checked without weights; a summary for people. Raises OptionError."""
     options, missing = expecting_class_images(resolved_options(process, asked))
-    found = shown(read(process, asked, options, missing=missing))
+    found = shown(read(process, asked, options))
     if not missing_packages(options):
         parameter = torch.nn.Parameter(torch.zeros(1))
         make_optimizer(options.optimizer, [{"params": [parameter], "lr": options.optimizer.learning_rate, "name": "all"}])
@@ -100,8 +100,8 @@ def dry_run(process: Process, asked: command_line.Invocation) -> str:
 
 def estimate(process: Process, asked: command_line.Invocation) -> str:
     """The memory that the run will take on a GPU, and a plan for a card where one is named. Raises OptionError."""
-    options, missing = expecting_class_images(resolved_options(process, asked))
-    found = shown(read(process, asked, options, missing=missing))
+    options, _ = expecting_class_images(resolved_options(process, asked))
+    found = shown(read(process, asked, options))
     processes = options.distributed.num_gpus or 1
     question = forecasts.Estimate(found.family, options, found.plan, found.prompts, asked.as_json, found.source_sizes, processes)
     return question.answer(asked.fit)

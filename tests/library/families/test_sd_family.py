@@ -16,7 +16,8 @@ from sd_scripts.families.sd.model import Sd
 from sd_scripts.families.sd.options import SdModelOptions
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Parts, Preview
-from sd_scripts.library.loading.common import make, shipped_configs
+from sd_scripts.library.loading.common import make
+from tests.library.loading_in_small import shipped_configs
 from tests.small_models import sd_pipeline_of
 
 SD = Sd()

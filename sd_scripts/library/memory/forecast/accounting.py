@@ -102,10 +102,6 @@ class Ledger(TorchDispatchMode):
         self.live += size
         self.peak = max(self.peak, self.live)
 
-    def restart(self) -> None:
-        """Forgets the peak so far."""
-        self.peak = self.live
-
 
 _Shapes = tuple[tuple[torch.Size, tuple[int, ...], torch.dtype] | None, ...]
 _SHAPES: dict[Any, _Shapes] = {}
