@@ -74,24 +74,8 @@ def route() -> Route:
 def head() -> str:
     """Tags that let the browser fetch modules at once, before it has read which imports which. uPlot waits for a plot, the Generate tab for
     somebody who opens it, and so does what opens over the page."""
-    first = (
-        name
-        for name in modules()
-        if not name.startswith(
-            (
-                "vendor/uplot/",
-                "inference/",
-                "picking/",
-                "guide/",
-                "data/",
-                "palette/",
-                "runs/compare",
-                "runs/notices",
-                "runs/sweep.",
-                "train/sweep.",
-            )
-        )
-    )
+    later = "vendor/uplot/ inference/ picking/ guide/ data/ palette/ runs/compare runs/notices runs/sweep. train/sweep.".split()
+    first = (name for name in modules() if not name.startswith(tuple(later)))
     return "".join(f'<link rel="modulepreload" href="{folder()}{name}">' for name in first)
 
 

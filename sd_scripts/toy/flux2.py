@@ -11,12 +11,7 @@ import functools
 from pathlib import Path
 
 import torch
-from diffusers import (
-    AutoencoderKL,
-    FlowMatchEulerDiscreteScheduler,
-    Flux2KleinPipeline,
-    Flux2Transformer2DModel,
-)
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, Flux2KleinPipeline, Flux2Transformer2DModel
 from torch import Tensor
 from transformers import Qwen2Tokenizer, Qwen3Model
 

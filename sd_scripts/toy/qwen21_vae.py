@@ -10,11 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from diffusers import AutoencoderKLQwenImage21
-from diffusers.models.autoencoders.autoencoder_kl_qwenimage21 import (
-    QwenImage21AttentionBlock,
-    QwenImage21ResidualBlock,
-    _unpatchify,
-)
+from diffusers.models.autoencoders.autoencoder_kl_qwenimage21 import QwenImage21AttentionBlock, QwenImage21ResidualBlock, _unpatchify
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from PIL import Image
 from torch import Tensor

@@ -14,14 +14,7 @@ from torch import Tensor, nn
 from transformers import T5EncoderModel
 
 from sd_scripts.families.common.comfyui_levels import Graph, exponential_shift
-from sd_scripts.families.common.double_stream import (
-    BLOCKS,
-    exact_times,
-    positions,
-    t5_states,
-    tiny_t5_config,
-    tiny_t5_tokenizer,
-)
+from sd_scripts.families.common.double_stream import BLOCKS, exact_times, positions, t5_states, tiny_t5_config, tiny_t5_tokenizer
 from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.common.tiny import tiny_vae
 from sd_scripts.families.common.transformer_loading import Loader

@@ -8,9 +8,7 @@ from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.fields import Batch, Count, Fraction, NotNegative, Positive, Rate, Show, Side, Size, WholeNumber, raise_all
 from sd_scripts.schema.memory import UNetFullMemoryOptions
 from sd_scripts.schema.model import ModelOptions, file_name, level_problems
-from sd_scripts.schema.network import (
-    ScratchOptions,
-)
+from sd_scripts.schema.network import ScratchOptions
 from sd_scripts.schema.objective import ObjectiveOptions
 from sd_scripts.schema.optimizer import FullOptimizerOptions
 from sd_scripts.schema.output import ModelOutputOptions

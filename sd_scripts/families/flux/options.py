@@ -7,22 +7,10 @@ from pydantic import Field, model_validator
 
 from sd_scripts.families.common.clip_t5_options import ClipT5ModelOptions, ClipT5ObjectiveOptions, FluxAdapterOutputOptions
 from sd_scripts.schema.dataset import DatasetOptions
-from sd_scripts.schema.fields import (
-    NotNegative,
-    Rate,
-    Show,
-    Verdict,
-    raise_all,
-)
+from sd_scripts.schema.fields import NotNegative, Rate, Show, Verdict, raise_all
 from sd_scripts.schema.memory import FullMemoryOptions
 from sd_scripts.schema.model import file_name
-from sd_scripts.schema.network import (
-    OF_TEXT,
-    Indices,
-    RankOrNone,
-    TextNetworkOptions,
-    TransformerFullOptions,
-)
+from sd_scripts.schema.network import OF_TEXT, Indices, RankOrNone, TextNetworkOptions, TransformerFullOptions
 from sd_scripts.schema.optimizer import FullOptimizerOptions
 from sd_scripts.schema.output import ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions

@@ -7,25 +7,10 @@ from pydantic import Field, field_validator, model_validator
 
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import Problem
-from sd_scripts.schema.fields import (
-    VAST,
-    Batch,
-    Count,
-    Fraction,
-    NotNegative,
-    Positive,
-    Rate,
-    Show,
-    Side,
-    Size,
-    WholeNumber,
-    raise_all,
-)
+from sd_scripts.schema.fields import VAST, Batch, Count, Fraction, NotNegative, Positive, Rate, Show, Side, Size, WholeNumber, raise_all
 from sd_scripts.schema.memory import UNetFullMemoryOptions
 from sd_scripts.schema.model import ModelOptions, file_name, level_problems
-from sd_scripts.schema.network import (
-    ScratchOptions,
-)
+from sd_scripts.schema.network import ScratchOptions
 from sd_scripts.schema.objective import ObjectiveSection
 from sd_scripts.schema.optimizer import FullOptimizerOptions
 from sd_scripts.schema.output import ModelOutputOptions

@@ -6,19 +6,9 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from sd_scripts.schema.dataset import PairDatasetOptions
-from sd_scripts.schema.fields import (
-    NotNegative,
-    Positive,
-    Show,
-    Side,
-    Verdict,
-    raise_all,
-)
+from sd_scripts.schema.fields import NotNegative, Positive, Show, Side, Verdict, raise_all
 from sd_scripts.schema.model import BaseModelOptions, Controls, EncoderDevicesOptions, file_name
-from sd_scripts.schema.network import (
-    Indices,
-    TransformerNetworkOptions,
-)
+from sd_scripts.schema.network import Indices, TransformerNetworkOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions, SizeShift
 from sd_scripts.schema.output import AdapterOutputOptions
 from sd_scripts.schema.runs import RunOptions

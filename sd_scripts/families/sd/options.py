@@ -6,19 +6,10 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from sd_scripts.schema.dataset import DatasetOptions
-from sd_scripts.schema.fields import (
-    Show,
-    Side,
-    Size,
-    Verdict,
-)
+from sd_scripts.schema.fields import Show, Side, Size, Verdict
 from sd_scripts.schema.memory import UNetFullMemoryOptions
 from sd_scripts.schema.model import UNetModelOptions
-from sd_scripts.schema.network import (
-    RankOrNone,
-    UNetFullOptions,
-    UNetNetworkOptions,
-)
+from sd_scripts.schema.network import RankOrNone, UNetFullOptions, UNetNetworkOptions
 from sd_scripts.schema.optimizer import FullOptimizerOptions
 from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions, UNetRun

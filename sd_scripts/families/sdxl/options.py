@@ -5,20 +5,10 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from sd_scripts.schema.fields import (
-    Rate,
-    Verdict,
-    raise_all,
-)
+from sd_scripts.schema.fields import Rate, Verdict, raise_all
 from sd_scripts.schema.memory import UNetFullMemoryOptions
 from sd_scripts.schema.model import UNetModelOptions
-from sd_scripts.schema.network import (
-    OF_TEXT,
-    OF_UNET,
-    RankOrNone,
-    UNetFullOptions,
-    UNetNetworkOptions,
-)
+from sd_scripts.schema.network import OF_TEXT, OF_UNET, RankOrNone, UNetFullOptions, UNetNetworkOptions
 from sd_scripts.schema.optimizer import FullOptimizerOptions
 from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions, UNetRun

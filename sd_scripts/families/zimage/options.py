@@ -7,19 +7,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from sd_scripts.schema.anchored_flow import AnchoredFlowOptions
-from sd_scripts.schema.fields import (
-    NotNegative,
-    Positive,
-    Show,
-    Verdict,
-)
+from sd_scripts.schema.fields import NotNegative, Positive, Show, Verdict
 from sd_scripts.schema.memory import FullMemoryOptions
 from sd_scripts.schema.model import FewStepModelOptions, file_name
-from sd_scripts.schema.network import (
-    Indices,
-    TransformerFullOptions,
-    TransformerNetworkOptions,
-)
+from sd_scripts.schema.network import Indices, TransformerFullOptions, TransformerNetworkOptions
 from sd_scripts.schema.optimizer import FullOptimizerOptions
 from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions

@@ -12,17 +12,7 @@ from typing import Any
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported, Importer
 
-from ..table import (
-    ForeignSheet,
-    Table,
-    assume_layers,
-    each,
-    fill,
-    only,
-    opened,
-    to,
-    unneeded,
-)
+from ..table import ForeignSheet, Table, assume_layers, each, fill, only, opened, to, unneeded
 from . import data, model, models, previews, training
 from .models import PROGRAM, SCHEDULERS, name_of
 

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from sd_scripts.schema.sheet import is_empty, is_off, number, shown, switch
 
-from ..table import (
-    NOT_HERE,
-    ForeignSheet,
-    Table,
-    each,
-    folder_here,
-    here,
-    only,
-    sides_here,
-    switched_here,
-    unneeded,
-)
+from ..table import NOT_HERE, ForeignSheet, Table, each, folder_here, here, only, sides_here, switched_here, unneeded
 
 
 def _trigger(sheet: ForeignSheet, key: str) -> None:

@@ -6,20 +6,7 @@ from typing import Any
 
 from sd_scripts.schema.sheet import is_empty, is_off
 
-from ..table import (
-    NOT_HERE,
-    ForeignSheet,
-    Rule,
-    Table,
-    each,
-    more_than_zero,
-    only,
-    quantized,
-    targets,
-    to,
-    unneeded,
-    where,
-)
+from ..table import NOT_HERE, ForeignSheet, Rule, Table, each, more_than_zero, only, quantized, targets, to, unneeded, where
 
 
 def _bits(sheet: ForeignSheet, key: str) -> None:

@@ -7,16 +7,7 @@ from collections.abc import Mapping
 
 from sd_scripts.schema.sheet import is_empty, number
 
-from ..table import (
-    ForeignSheet,
-    Table,
-    among,
-    each,
-    line_of_prompt,
-    more_than_zero,
-    to,
-    unneeded,
-)
+from ..table import ForeignSheet, Table, among, each, line_of_prompt, more_than_zero, to, unneeded
 from .models import PREVIEW_GUIDANCE
 
 _FLAGS = {

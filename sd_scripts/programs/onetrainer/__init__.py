@@ -13,20 +13,7 @@ from typing import Any
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported, Importer
 
-from ..table import (
-    DIFFUSERS_LINE,
-    DataFile,
-    ForeignSheet,
-    NamedModel,
-    Table,
-    each,
-    fill,
-    kind_of_run,
-    only,
-    opened,
-    unneeded,
-    version_of,
-)
+from ..table import DIFFUSERS_LINE, DataFile, ForeignSheet, NamedModel, Table, each, fill, kind_of_run, only, opened, unneeded, version_of
 from . import data, model, training
 from .export import said_otherwise, sample
 from .former import of_today

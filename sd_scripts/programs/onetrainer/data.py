@@ -7,19 +7,7 @@ from typing import Any
 
 from sd_scripts.schema.sheet import is_empty, is_off, switch
 
-from ..table import (
-    ForeignSheet,
-    Rule,
-    Table,
-    among,
-    each,
-    here,
-    line_of_prompt,
-    only,
-    switched_here,
-    to,
-    unneeded,
-)
+from ..table import ForeignSheet, Rule, Table, among, each, here, line_of_prompt, only, switched_here, to, unneeded
 
 
 def _masked(sheet: ForeignSheet, key: str) -> None:

@@ -11,21 +11,7 @@ from pathlib import PureWindowsPath
 from sd_scripts.runs.layers import layers_of
 from sd_scripts.schema.sheet import is_empty, is_off, shown
 
-from ..table import (
-    BITS,
-    ForeignSheet,
-    Rule,
-    Table,
-    TwoWay,
-    each,
-    more_than_zero,
-    only,
-    quantized,
-    targets,
-    to,
-    unneeded,
-    where,
-)
+from ..table import BITS, ForeignSheet, Rule, Table, TwoWay, each, more_than_zero, only, quantized, targets, to, unneeded, where
 
 KINDS = {"LORA": "lora", "LOHA": "loha", "LOKR": "lokr", "OFT_2": "oft"}
 _PRECISIONS = {"FLOAT_32": "no", "TFLOAT_32": "no", "FLOAT_16": "fp16", "BFLOAT_16": "bf16"}
