@@ -5,6 +5,7 @@ Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the im
 
 from __future__ import annotations
 
+import functools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from itertools import chain, islice
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+import diffusers
 import torch
 from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
@@ -233,14 +235,14 @@ def evaluating(parts: Parts) -> Iterator[None]:
             module.training = True
 
 
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """For importing pipelines without transformers' remarks on image processors that nobody uses; once, as a level that is set clears what
-    all loggers have kept."""
+@functools.cache
+def pipeline_class(name: str) -> Any:
+    """diffusers' pipeline of this name, imported with the first preview, without transformers' remarks on image processors that nobody
+    uses; once, as a level that is set clears what all loggers have kept."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        return getattr(diffusers, name)
     finally:
         logger.setLevel(level)

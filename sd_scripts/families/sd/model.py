@@ -5,10 +5,9 @@ Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the im
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from diffusers import UNet2DConditionModel
@@ -16,31 +15,23 @@ from torch import Tensor, nn
 from transformers import CLIPTextModel
 
 from sd_scripts.families.common import images, structures, unet
-from sd_scripts.families.common.comfyui_levels import Graph
-from sd_scripts.families.common.scheduled import ScheduledFamily
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
-from sd_scripts.library.core.protocols import Condition, DeviceMap, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
+from sd_scripts.library.core.protocols import Condition, DeviceMap, Dtypes, Geometry, Parts, Version
 from sd_scripts.runs.model_headers import Header, what_is
 
 from . import loading
 from .facts import SECOND
 from .options import SdModelOptions
 
-if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
-
 _SETTLED = {"steps_offset": 1, "clip_sample": False}
 """Entries of scheduler configurations that StableDiffusionPipeline takes for mistakes when they are anything else."""
 
 
-class Sd(ScheduledFamily):
+class Sd(unet.UNetFamily):
     """The Stable Diffusion 1.x and 2.x family; see protocols.ModelFamily."""
 
     name: ClassVar[str] = "sd"
     grid: ClassVar[int] = SdModelOptions.grid
-    latent: ClassVar[tuple[int, int]] = (4, 8)
-    graph: ClassVar[Graph] = Graph()
-    separate_texts: ClassVar[bool] = False
 
     def load(self, options: SdModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """Loads all parts on `device`; backbone and text encoder in dtype; those named in `without` stay on the meta device.
@@ -83,10 +74,6 @@ class Sd(ScheduledFamily):
             parts, batch, {"prompt_embeds": (structures.clip_tokens(parts), parts.backbone.config.cross_attention_dim)}
         )
 
-    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
-        """What CLIP makes of a chunk; see protocols.ModelFamily."""
-        return structures.read_clip(parts.text_encoders[name], batch)
-
     def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
         """Text part of each caption's condition: prompt_embeds (L, D), in the encoder's precision.
 
@@ -107,56 +94,24 @@ class Sd(ScheduledFamily):
         """Nothing: the UNet is not told how an image was cut."""
         return {}
 
-    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
-        """The network's prediction, of kind parts.kind, at canonical times t (B,); same shape as x_t, float32."""
-        return unet.denoise(parts, x_t, t, conditions, {})
-
-    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
-        """Names of the layers that get an adapter by default, by module name; conv adds those of ResNet, down- and upsampling blocks."""
-        return unet.adapter_targets(parts, conv)
-
     def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
         """Writes all networks, in dtype or as they are: `safetensors` is one file of the original layout, `diffusers` a folder."""
         loading.save(parts, path, save_model_as, dtype, metadata)
 
-    @torch.no_grad()
-    def render(self, parts: Parts, requests: Sequence[Preview], on_step: OnStep | None = None) -> Tensor:
-        """The images of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32."""
-
-        def pipeline(scheduler: Any) -> StableDiffusionPipeline:
-            # What the pipeline makes of configurations of the first months, said before it remarks on it with every preview.
-            scheduler.register_to_config(**{key: value for key, value in _SETTLED.items() if key in scheduler.config})
-            return _pipeline_class()(
-                vae=None,
-                text_encoder=None,
-                tokenizer=None,
-                unet=parts.backbone,
-                scheduler=scheduler,
-                safety_checker=None,
-                feature_extractor=None,
-                requires_safety_checker=False,
-            )
-
-        def embeddings(guided: bool) -> unet.Embeddings:
-            return {
-                "prompt_embeds": self._embeddings(parts, [request.prompt for request in requests]),
-                "negative_prompt_embeds": self._embeddings(parts, [request.negative_prompt for request in requests]) if guided else None,
-            }
-
-        return unet.render(parts, requests, self.grid, pipeline, embeddings, on_step)
-
-    def _embeddings(self, parts: Parts, captions: Sequence[str]) -> Tensor:
-        """Embeddings (B, L, D) of captions, for the backbone."""
-        embeddings = torch.stack([condition["prompt_embeds"] for condition in self.encode_prompts(parts, captions)])
-        return embeddings.to(parts.bring(parts.backbone), dtype_of(parts.backbone))
-
-
-@functools.cache
-def _pipeline_class() -> type[StableDiffusionPipeline]:
-    """diffusers' pipeline, imported with the first preview."""
-    with images.quiet_transformers():
-        from diffusers import StableDiffusionPipeline
-    return StableDiffusionPipeline
+    def pipeline(self, parts: Parts, scheduler: Any) -> Any:
+        """See UNetFamily."""
+        # What the pipeline makes of configurations of the first months, said before it remarks on it with every preview.
+        scheduler.register_to_config(**{key: value for key, value in _SETTLED.items() if key in scheduler.config})
+        return images.pipeline_class("StableDiffusionPipeline")(
+            vae=None,
+            text_encoder=None,
+            tokenizer=None,
+            unet=parts.backbone,
+            scheduler=scheduler,
+            safety_checker=None,
+            feature_extractor=None,
+            requires_safety_checker=False,
+        )
 
 
 def _tiny_unet(text_width: int, second: bool) -> UNet2DConditionModel:

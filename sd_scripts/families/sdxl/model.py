@@ -5,10 +5,9 @@ Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the im
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from diffusers import UNet2DConditionModel
@@ -16,29 +15,23 @@ from torch import Tensor
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.families.common import images, structures, unet
-from sd_scripts.families.common.comfyui_levels import Graph
-from sd_scripts.families.common.scheduled import ScheduledFamily
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
-from sd_scripts.library.core.protocols import Condition, DeviceMap, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
+from sd_scripts.library.core.protocols import Condition, DeviceMap, Dtypes, Geometry, Parts, Preview, Version
 from sd_scripts.runs.model_headers import Header
 
 from . import loading
 from .options import SdxlModelOptions
 
-if TYPE_CHECKING:
-    from diffusers import StableDiffusionXLPipeline
-
 TEXT_ENCODERS = ("te1", "te2")
 
 
-class Sdxl(ScheduledFamily):
+class Sdxl(unet.UNetFamily):
     """The SDXL family; see protocols.ModelFamily."""
 
     name: ClassVar[str] = "sdxl"
     grid: ClassVar[int] = SdxlModelOptions.grid
-    latent: ClassVar[tuple[int, int]] = (4, 8)
-    graph: ClassVar[Graph] = Graph()
-    separate_texts: ClassVar[bool] = False
+    texts: ClassVar[Mapping[str, str]] = {"prompt_embeds": "prompt_embeds", "pooled": "pooled_prompt_embeds"}
+    added: ClassVar[Mapping[str, str]] = {"pooled": "text_embeds", "time_ids": "time_ids"}
 
     def load(self, options: SdxlModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """Loads all parts on `device`; backbone and text encoders in dtype; those named in `without` stay on the meta device.
@@ -75,10 +68,6 @@ class Sdxl(ScheduledFamily):
         width, pooled = parts.backbone.config.cross_attention_dim, parts.text_encoders["te2"].config.projection_dim
         return structures.texts_of(parts, batch, {"prompt_embeds": (structures.clip_tokens(parts), width), "pooled": (pooled,)})
 
-    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
-        """What CLIP makes of a chunk; see protocols.ModelFamily."""
-        return structures.read_clip(parts.text_encoders[name], batch)
-
     def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
         """Text part of each caption's condition: prompt_embeds (L, D) and pooled (P,), in the encoders' precision.
 
@@ -98,69 +87,31 @@ class Sdxl(ScheduledFamily):
         (width, height), (left, top), (target_width, target_height) = geometry.original, geometry.crop, geometry.target
         return {"time_ids": torch.tensor([height, width, top, left, target_height, target_width], dtype=torch.float32)}
 
-    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
-        """The network's prediction, of kind parts.kind, at canonical times t (B,); same shape as x_t, float32."""
-        return unet.denoise(parts, x_t, t, conditions, {"text_embeds": "pooled", "time_ids": "time_ids"})
-
-    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
-        """Names of the layers that get an adapter by default, by module name; conv adds those of ResNet, down- and upsampling blocks."""
-        return unet.adapter_targets(parts, conv)
-
     def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
         """Writes all networks, in dtype or as they are: `safetensors` is one file of the original layout, `diffusers` a folder."""
         loading.save(parts, path, save_model_as, dtype, metadata)
 
-    @torch.no_grad()
-    def render(self, parts: Parts, requests: Sequence[Preview], on_step: OnStep | None = None) -> Tensor:
-        """The images of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32."""
+    def pipeline(self, parts: Parts, scheduler: Any) -> Any:
+        """See UNetFamily."""
+        return images.pipeline_class("StableDiffusionXLPipeline")(
+            vae=None,
+            text_encoder=None,
+            text_encoder_2=None,
+            tokenizer=None,
+            tokenizer_2=None,
+            unet=parts.backbone,
+            scheduler=scheduler,
+            add_watermarker=False,
+        )
 
-        def pipeline(scheduler: Any) -> StableDiffusionXLPipeline:
-            return _pipeline_class()(
-                vae=None,
-                text_encoder=None,
-                text_encoder_2=None,
-                tokenizer=None,
-                tokenizer_2=None,
-                unet=parts.backbone,
-                scheduler=scheduler,
-                add_watermarker=False,
-            )
-
-        def embeddings(guided: bool) -> unet.Embeddings:
-            texts, pooled = self._embeddings(parts, [request.prompt for request in requests])
-            away, away_pooled = self._negative(parts, requests) if guided else (None, None)
-            return {
-                "prompt_embeds": texts,
-                "pooled_prompt_embeds": pooled,
-                "negative_prompt_embeds": away,
-                "negative_pooled_prompt_embeds": away_pooled,
-            }
-
-        return unet.render(parts, requests, self.grid, pipeline, embeddings, on_step)
-
-    def _embeddings(self, parts: Parts, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Embeddings (B, L, D) and pooled vectors (B, P) of captions, for the backbone."""
-        conditions = self.encode_prompts(parts, captions)
-        device, dtype = parts.bring(parts.backbone), dtype_of(parts.backbone)
-        embeddings = torch.stack([condition["prompt_embeds"] for condition in conditions]).to(device, dtype)
-        return embeddings, torch.stack([condition["pooled"] for condition in conditions]).to(device, dtype)
-
-    def _negative(self, parts: Parts, requests: Sequence[Preview]) -> tuple[Tensor, Tensor]:
+    def negative(self, parts: Parts, requests: Sequence[Preview]) -> dict[str, Tensor]:
         """What guidance leads away from; for an empty negative prompt zeros, where the model's configuration says so."""
-        embeddings, pooled = self._embeddings(parts, [request.negative_prompt for request in requests])
+        embeddings = super().negative(parts, requests)
+        empty = [not request.negative_prompt for request in requests]
         if parts.settings["force_zeros_for_empty_prompt"]:
-            for index, request in enumerate(requests):
-                if not request.negative_prompt:
-                    embeddings[index], pooled[index] = 0, 0
-        return embeddings, pooled
-
-
-@functools.cache
-def _pipeline_class() -> type[StableDiffusionXLPipeline]:
-    """diffusers' pipeline, imported with the first preview."""
-    with images.quiet_transformers():
-        from diffusers import StableDiffusionXLPipeline
-    return StableDiffusionXLPipeline
+            for rows in embeddings.values():
+                rows[empty] = 0
+        return embeddings
 
 
 def _tiny_unet(text_width: int, pooled_width: int) -> UNet2DConditionModel:

@@ -5,15 +5,14 @@ Shapes: B samples, h w latent sides (an eighth of H W, the image's), L text toke
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from sd_scripts.families.common.comfyui_levels import FlowLevels, Graph
-from sd_scripts.families.common.images import evaluating, first_of, quiet_transformers
+from sd_scripts.families.common.images import evaluating, first_of, pipeline_class
 from sd_scripts.families.common.qwen3 import tiny_qwen3, tiny_qwen3_tokenizer, told
 from sd_scripts.families.common.reading import states_of_layers, tokens_of
 from sd_scripts.families.common.samplers import scheduler_for, watched
@@ -25,9 +24,6 @@ from sd_scripts.library.core.protocols import Condition, OnStep, Parts, Preview,
 
 from .loading import LOADER
 from .tiny import tiny_zimage_transformer
-
-if TYPE_CHECKING:
-    from diffusers import ZImagePipeline
 
 BLOCKS = r"^(layers|noise_refiner|context_refiner)\."
 
@@ -89,7 +85,7 @@ class ZImage(TransformerFamily):
             return torch.empty(0, 3, 0, 0)
         first = first_of(requests, self.grid)
         # Without VAE and text encoder the pipeline runs on the device of its transformer, wherever the others are.
-        pipeline = _pipeline_class()(
+        pipeline = pipeline_class("ZImagePipeline")(
             vae=None,
             text_encoder=None,
             tokenizer=None,
@@ -119,14 +115,6 @@ class ZImage(TransformerFamily):
         conditions = self.encode_prompts(parts, captions)
         device, dtype = parts.bring(parts.backbone), dtype_of(parts.backbone)
         return [condition["text"].to(device, dtype) for condition in conditions]
-
-
-@functools.cache
-def _pipeline_class() -> type[ZImagePipeline]:
-    """diffusers' pipeline, imported with the first preview."""
-    with quiet_transformers():
-        from diffusers import ZImagePipeline
-    return ZImagePipeline
 
 
 FAMILY = ZImage()
