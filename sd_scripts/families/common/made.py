@@ -12,14 +12,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from diffusers import AutoencoderKL
 from pydantic import BaseModel
 from torch import Tensor, nn
 
-from sd_scripts.library.core.protocols import ModelFamily, Parts
+from sd_scripts.library.core.protocols import Condition, Geometry, ModelFamily, Parts
 from sd_scripts.library.core.rng import seed_for
 from sd_scripts.library.loading.common import (
     BASE,
@@ -43,9 +43,12 @@ from sd_scripts.library.loading.writing import Lazy, tensors_of, write_file, wri
 from sd_scripts.runs.model_headers import VAE, what_is
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.model import ModelOptions
 from sd_scripts.schema.outside import json_of
 
 from . import original_unet as original
+from . import unet
+from .images import ImageFamily
 
 FORMAT = 1
 """Version of what is written; raised when older programs could not read it rightly."""
@@ -69,6 +72,33 @@ _VAES = FamilySpec(
     configs=CONFIGS,
     parts={"vae": PartSpec("vae", "AutoencoderKL", AutoencoderKL.from_config, original.vae, ("first_stage_model.",), (VAE,))},
 )
+
+
+class MadeFamily(ImageFamily):
+    """What families do alike whose models are made by their runs; see protocols.NewFamily."""
+
+    separate_texts: ClassVar[bool] = False
+
+    def is_new(self, options: ModelOptions) -> bool:
+        """Whether the options ask for a new model."""
+        return options.pretrained_model_name_or_path is None
+
+    def latent_factor(self, parts: Parts) -> int:
+        """How many pixels one latent is wide."""
+        return latent_factor(parts.vae.config)
+
+    def usual_size(self, parts: Parts) -> tuple[int, int]:
+        """That of its training."""
+        return trained_size(parts)
+
+    def size_condition(self, geometry: Geometry) -> Condition:
+        """Nothing: the network is not told how an image was cut."""
+        return {}
+
+    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
+        """Names of the layers of transformers, and with conv of the other blocks, by module name."""
+        return unet.adapter_targets(parts, conv)
+
 
 # Making.
 

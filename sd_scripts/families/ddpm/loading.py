@@ -59,11 +59,6 @@ SPEC = FamilySpec(
 VERSION = Version("ddpm", "text-ddpm", "diffusers", is_v2=None)
 
 
-def is_new(options: DdpmModelOptions) -> bool:
-    """Whether the options ask for a new model."""
-    return options.pretrained_model_name_or_path is None
-
-
 def tokenizer_for(options: DdpmModelOptions, captions: Collection[str]) -> str:
     """The tokenizer.json of a new model: the given one, or one made from the captions. Raises OptionError for one that cannot be used."""
     if options.tokenizer is None:

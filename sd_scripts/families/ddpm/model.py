@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sd_scripts.families.common import images, structures, unet
-from sd_scripts.families.common.made import latent_factor, trained_size
+from sd_scripts.families.common import structures
+from sd_scripts.families.common.made import MadeFamily
 from sd_scripts.library.core.devices import META
 from sd_scripts.library.core.protocols import (
     ESTIMATE,
@@ -24,7 +24,6 @@ from sd_scripts.library.core.protocols import (
     Condition,
     DeviceMap,
     Dtypes,
-    Geometry,
     Kind,
     Objective,
     OnStep,
@@ -47,17 +46,12 @@ _TOKENS_AT_ONCE = 8
 """Captions are padded to multiples of this, so that compiled code meets few lengths."""
 
 
-class Ddpm(images.ImageFamily):
+class Ddpm(MadeFamily):
     """The family of small models trained from nothing; see protocols.NewFamily."""
 
     name: ClassVar[str] = "ddpm"
     grid: ClassVar[int] = DdpmModelOptions.grid
-    separate_texts: ClassVar[bool] = False
     file_names: ClassVar[tuple[str, ...]] = (loading.TOKENIZER,)
-
-    def is_new(self, options: DdpmModelOptions) -> bool:
-        """Whether the options ask for a new model."""
-        return loading.is_new(options)
 
     def files(self, options: DdpmModelOptions, captions: Collection[str]) -> dict[str, str]:
         """The tokenizer, given or made from the captions. Raises OptionError for one that cannot be used."""
@@ -76,10 +70,6 @@ class Ddpm(images.ImageFamily):
 
     def check_captions(self, parts: Parts, captions: Collection[str]) -> None:
         """Any text can be read."""
-
-    def latent_factor(self, parts: Parts) -> int:
-        """How many pixels one latent is wide."""
-        return latent_factor(None if isinstance(parts.vae, loading.PixelSpace) else config_of(parts.vae))
 
     def load(self, options: DdpmModelOptions, device: DeviceMap, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """Loads all parts of a saved model on `device`; see protocols.ModelFamily."""
@@ -163,14 +153,6 @@ class Ddpm(images.ImageFamily):
         states = encoder(_on(device, ids), _mask_of(lengths, len(ids[0]), device))
         return [{TEXT: rows[:length]} for rows, length in zip(states, lengths, strict=True)]
 
-    def usual_size(self, parts: Parts) -> tuple[int, int]:
-        """That of its training."""
-        return trained_size(parts)
-
-    def size_condition(self, geometry: Geometry) -> Condition:
-        """Nothing: the network is not told how an image was cut."""
-        return {}
-
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """The network's prediction, of kind parts.kind, at canonical times t (B,); same shape as x_t, float32."""
         return self.predict(parts, x_t, parts.path.model_times(t), conditions)
@@ -208,10 +190,6 @@ class Ddpm(images.ImageFamily):
         none = torch.zeros_like(x_t[0])
         estimates = [condition.get(ESTIMATE, none).to(x_t) for condition in conditions]
         return torch.cat([x_t, torch.stack(estimates)], dim=1)
-
-    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
-        """Names of the layers of transformers, and with conv of the other blocks, by module name."""
-        return unet.adapter_targets(parts, conv)
 
     def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
         """Writes everything that drawing needs, in dtype or as it is: `safetensors` is one file, `diffusers` a folder."""

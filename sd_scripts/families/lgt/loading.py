@@ -69,11 +69,6 @@ SPEC = FamilySpec(
 VERSION = Version("lgt", "latent-style-transfer", "diffusers", is_v2=None)
 
 
-def is_new(options: LgtModelOptions) -> bool:
-    """Whether the options ask for a new model."""
-    return options.pretrained_model_name_or_path is None
-
-
 def styles_text(captions: Collection[str]) -> str:
     """The styles.json of a new model: the captions, each once, sorted; the empty one stands for no style and is none."""
     return json.dumps(sorted({caption for caption in captions if caption}), ensure_ascii=False, indent=1) + "\n"

@@ -15,15 +15,13 @@ import torch
 from torch import Tensor
 
 from sd_scripts.dataset.plan import Plan
-from sd_scripts.families.common import images, unet
-from sd_scripts.families.common.made import latent_factor, trained_size
+from sd_scripts.families.common.made import MadeFamily
 from sd_scripts.library.core.protocols import (
     EDGES,
     Beginning,
     Condition,
     DeviceMap,
     Dtypes,
-    Geometry,
     Kind,
     Objective,
     OnStep,
@@ -53,17 +51,12 @@ AVERAGE = "average"
 """What people write for no style in particular, where a data set has no style of this name."""
 
 
-class Lgt(images.ImageFamily):
+class Lgt(MadeFamily):
     """The family of models that were trained on folders of styles; see protocols.NewFamily. A prompt is a style's name, or a mixture."""
 
     name: ClassVar[str] = "lgt"
     grid: ClassVar[int] = LgtModelOptions.grid
-    separate_texts: ClassVar[bool] = False
     file_names: ClassVar[tuple[str, ...]] = (loading.STYLES,)
-
-    def is_new(self, options: LgtModelOptions) -> bool:
-        """Whether the options ask for a new model."""
-        return loading.is_new(options)
 
     def files(self, options: LgtModelOptions, captions: Collection[str]) -> dict[str, str]:
         """The names of the styles, in the order of their rows."""
@@ -82,10 +75,6 @@ class Lgt(images.ImageFamily):
     def check_captions(self, parts: Parts, captions: Collection[str]) -> None:
         """Raises OptionError unless these, the styles of a data set, are those of the model."""
         loading.check_styles(parts, captions)
-
-    def latent_factor(self, parts: Parts) -> int:
-        """How many pixels one latent is wide."""
-        return latent_factor(config_of(parts.vae))
 
     def sources(self, options: LgtRun, plan: Plan, cache_folder: Path) -> Sources:
         """The images that evaluations transfer; see protocols.EvaluatingFamily."""
@@ -157,14 +146,6 @@ class Lgt(images.ImageFamily):
         """The weights of the table's rows for each name of a style, or mixture of several; see style_weights."""
         return [{STYLE: style_weights(parts, caption)} for caption in captions]
 
-    def usual_size(self, parts: Parts) -> tuple[int, int]:
-        """That of its training."""
-        return trained_size(parts)
-
-    def size_condition(self, geometry: Geometry) -> Condition:
-        """Nothing: the network is not told how an image was cut."""
-        return {}
-
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """The velocity, noise - x0, at canonical times t (B,); same shape as x_t, float32, or float64 if x_t is.
 
@@ -188,10 +169,6 @@ class Lgt(images.ImageFamily):
             return x_t
         none = x_t.new_zeros(edges.CHANNELS, *x_t.shape[-2:])
         return torch.cat([x_t, torch.stack([condition.get(EDGES, none).to(x_t) for condition in conditions])], dim=1)
-
-    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
-        """Names of the layers of transformers, of which there are none, and with conv of the other blocks, by module name."""
-        return unet.adapter_targets(parts, conv)
 
     def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
         """Writes everything that transfer needs, in dtype or as it is: `safetensors` is one file, `diffusers` a folder."""
