@@ -100,12 +100,18 @@ def free_path(folder: Path, stem: str) -> Path:
         return path
 
 
-def new_image(out: str, stem: str, addition: str = "") -> Path:
-    """A path for a new PNG: `stem` in the folder `out`; or, where `out` is the name of a file, that one with the addition."""
+@contextmanager
+def new_image(out: str, stem: str, addition: str = "") -> Iterator[Path]:
+    """A path for a new PNG: `stem` in the folder `out`; or, where `out` is the name of a file, that one with the addition. It is free again
+    when the block fails."""
     place = Path(out).expanduser().absolute()
-    if place.suffix.lower() == ".png" and not place.is_dir():
-        return free_path(place.parent, place.stem + addition)
-    return free_path(place, stem)
+    in_file = place.suffix.lower() == ".png" and not place.is_dir()
+    path = free_path(place.parent, place.stem + addition) if in_file else free_path(place, stem)
+    try:
+        yield path
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def out_problems(out: str) -> list[str]:

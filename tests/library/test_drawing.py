@@ -17,11 +17,11 @@ from sd_scripts.families.common.made import size_multiple, state_shape, trained_
 from sd_scripts.families.ddpm.model import Ddpm
 from sd_scripts.families.ddpm.options import DDPM_SAMPLERS, DdpmModelOptions
 from sd_scripts.families.ddpm.rendering import Settings, clamped, draw, render, rescaled
-from sd_scripts.families.ddpm.script import GAP, grid_of
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Beginning, Parts, Preview
 from sd_scripts.library.core.rng import rng_for
 from sd_scripts.library.render.predicting.thumbnails import Thumbnails
+from sd_scripts.library.render.sample import GAP, grid_of
 from sd_scripts.schema.errors import OptionError
 from tests.small_models import SMALL_DDPM
 

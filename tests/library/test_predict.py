@@ -18,8 +18,8 @@ from sd_scripts.families.qwen_edit.options import QwenImageNetworkOptions
 from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.files import export
+from sd_scripts.library.core.devices import CPU
 from sd_scripts.library.core.protocols import Parts, Preview
-from sd_scripts.library.render import predict
 from sd_scripts.library.render.predict import Devices, Predictor, Progress, Request, devices_for, precision_for
 from sd_scripts.library.render.predicting.thumbnails import RIDGE, Thumbnails, colour_map, palette, shrunken
 from sd_scripts.library.render.remembering import KeptTensors
@@ -264,8 +264,8 @@ def test_devices_that_are_not_here_are_named_all_at_once() -> None:
 
 def test_every_network_takes_the_transformers_device_unless_it_has_its_own() -> None:
     chosen = devices_for(options(transformer_device="cpu"))
-    assert chosen == Devices(predict.CPU, predict.CPU, predict.CPU)
-    assert precision_for("auto", predict.CPU) is torch.float32 and precision_for("bf16", predict.CPU) is torch.bfloat16
+    assert chosen == Devices(CPU, CPU, CPU)
+    assert precision_for("auto", CPU) is torch.float32 and precision_for("bf16", CPU) is torch.bfloat16
 
 
 # Memory

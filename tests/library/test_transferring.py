@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sd_scripts.families.ddpm.script import GAP
 from sd_scripts.families.lgt import script as transferring
 from sd_scripts.families.lgt.model import Lgt
 from sd_scripts.families.lgt.script import SHEET_PAIRS, named, opened, sheet_of, size_for, transfer
 from sd_scripts.families.lgt.tools import TransferSection
+from sd_scripts.library.render.sample import GAP
 from sd_scripts.schema.errors import OptionError
 
 pytestmark = pytest.mark.usefixtures("no_network")

@@ -19,6 +19,7 @@ from diffusers import AutoencoderKL
 from pydantic import BaseModel
 from torch import Tensor, nn
 
+from sd_scripts.library.core.devices import precision_for
 from sd_scripts.library.core.protocols import Condition, Geometry, ModelFamily, Parts
 from sd_scripts.library.core.rng import seed_for
 from sd_scripts.library.loading.common import (
@@ -300,6 +301,18 @@ def architecture_problems(options: BaseModel, wanted: Config, found: Described) 
 def default_of(options: BaseModel, name: str) -> Any:
     """The default of an option by its name."""
     return type(options).model_fields[name].default
+
+
+def saved_model(family: ModelFamily, options: type[ModelOptions], ckpt: str, device: torch.device, precision: str, trainer: str) -> Parts:
+    """The model that a script's option ckpt names, on the device; trainer: what saves such models. Raises OptionError of ckpt."""
+    if not Path(ckpt).expanduser().exists():
+        text = f"ckpt: there is no {ckpt}; give a model that {trainer} saved, file or folder, or the folder of its run"
+        raise OptionError(Problem("ckpt", text))
+    try:
+        return family.load(options(pretrained_model_name_or_path=ckpt), device, precision_for(precision, device))
+    except OptionError as err:
+        # The loader speaks of the option that a training has in its place.
+        raise OptionError([Problem("ckpt", problem.message.replace(BASE, "ckpt")) for problem in err.problems]) from err
 
 
 # Writing.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import sys
 import time
@@ -10,18 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from PIL import Image
 from torch import Tensor
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.families.common.made import check_size, trained_size
-from sd_scripts.library.core.devices import device_of, precision_for
+from sd_scripts.families.common.made import check_size, saved_model, trained_size
+from sd_scripts.library.core.devices import best_device, device_of
 from sd_scripts.library.core.protocols import Parts, Preview
-from sd_scripts.library.loading.common import BASE
 from sd_scripts.library.memory.oom_advice import is_out_of_memory
 from sd_scripts.library.render.renderer import Renderer
-from sd_scripts.library.render.sample import GAP, MAX_SEED, save_image
+from sd_scripts.library.render.sample import MAX_SEED, grid_of, save_image
 from sd_scripts.library.tools.report import Report
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import new_image
@@ -43,8 +40,9 @@ class _Made:
 
 def draw(options: DrawSection) -> Report:
     """Draws what the options ask for. Raises OptionError for what cannot be read, drawn or held in memory."""
-    device = device_of("device", options.device, torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
-    family, parts = Ddpm(), _loaded(options, device)
+    device = device_of("device", options.device, best_device())
+    family = Ddpm()
+    parts = saved_model(family, DdpmModelOptions, options.ckpt, device, options.precision, "ddpm_train.py")
     requests = _requests(options, family, parts)
     began = time.monotonic()
     try:
@@ -58,19 +56,6 @@ def draw(options: DrawSection) -> Report:
     if options.layout == "grid" or (options.layout == "both" and options.n > 1):
         grid = _save(grid_of(made.images), requests[0], parts.source, options, "grid")
     return _report(made, grid, requests[0], time.monotonic() - began)
-
-
-def _loaded(options: DrawSection, device: torch.device) -> Parts:
-    """The model, on its device."""
-    if not Path(options.ckpt).expanduser().exists():
-        text = f"ckpt: there is no {options.ckpt}; give a model that ddpm_train.py saved, file or folder, or the folder of its run"
-        raise OptionError(Problem("ckpt", text))
-    try:
-        model = DdpmModelOptions(pretrained_model_name_or_path=options.ckpt)
-        return Ddpm().load(model, device, precision_for(options.precision, device))
-    except OptionError as err:
-        # The loader speaks of the option that a training has in its place.
-        raise OptionError([Problem("ckpt", problem.message.replace(BASE, "ckpt")) for problem in err.problems]) from err
 
 
 def _requests(options: DrawSection, family: Ddpm, parts: Parts) -> list[Preview]:
@@ -106,24 +91,10 @@ def _drawn(family: Ddpm, parts: Parts, options: DrawSection, requests: Sequence[
 
 def _save(image: Image.Image, request: Preview, source: str, options: DrawSection, name: str) -> Path:
     """Writes a PNG that tells what made it; the path, which is new."""
-    path = new_image(options.out, f"{name}-{request.seed}", "" if name == "grid" or options.n == 1 else f"-{request.seed}")
-    try:
+    addition = "" if name == "grid" or options.n == 1 else f"-{request.seed}"
+    with new_image(options.out, f"{name}-{request.seed}", addition) as path:
         save_image(image, path, request, source, more=vars(_settings(options)))
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
     return path.resolve()
-
-
-def grid_of(images: Sequence[Image.Image]) -> Image.Image:
-    """Images of one size, row by row, in as many columns as the root of their number, rounded down."""
-    columns = math.isqrt(len(images))
-    rows = -(-len(images) // columns)
-    width, height = images[0].size
-    grid = Image.new("RGB", (columns * (width + GAP) - GAP, rows * (height + GAP) - GAP), "white")
-    for number, image in enumerate(images):
-        grid.paste(image, (number % columns * (width + GAP), number // columns * (height + GAP)))
-    return grid
 
 
 def _report(made: _Made, grid: Path | None, first: Preview, seconds: float) -> Report:

@@ -22,12 +22,12 @@ from sd_scripts.dataset.buckets import BucketRules, cut_for
 from sd_scripts.dataset.images import EXTENSIONS, BadImage, crop, decode, read_size, resize
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.families.common.images import as_images
-from sd_scripts.families.common.made import check_size, size_multiple, trained_size
-from sd_scripts.library.core.devices import device_of, precision_for
+from sd_scripts.families.common.made import check_size, saved_model, size_multiple, trained_size
+from sd_scripts.library.core.devices import best_device, device_of
 from sd_scripts.library.core.protocols import Parts, Preview
-from sd_scripts.library.loading.common import BASE, tried
+from sd_scripts.library.loading.common import tried
 from sd_scripts.library.memory.oom_advice import is_out_of_memory
-from sd_scripts.library.render.sample import GAP, MAX_SEED, save_image
+from sd_scripts.library.render.sample import MAX_SEED, grid_of, save_image
 from sd_scripts.library.tools.report import Report
 from sd_scripts.runs.states import sha256
 from sd_scripts.schema.errors import OptionError, Problem
@@ -68,9 +68,10 @@ class _Made:
 
 def transfer(options: TransferSection) -> Report:
     """Transfers what the options name. Raises OptionError for what cannot be read, transferred or held in memory."""
-    device = device_of("device", options.device, torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
+    device = device_of("device", options.device, best_device())
     files = _files(options.image)
-    family, parts = Lgt(), _loaded(options, device)
+    family = Lgt()
+    parts = saved_model(family, LgtModelOptions, options.ckpt, device, options.precision, "lgt_train.py")
     orders = _orders(options, family, parts, files)
     began = time.monotonic()
     made = _transferred(family, parts, options, orders)
@@ -92,18 +93,6 @@ def _files(image: str) -> list[Path]:
         text = f"image: the folder {image} has no images; those are files that end in {', '.join(EXTENSIONS)}, not in its sub-folders"
         raise OptionError(Problem("image", text))
     return found
-
-
-def _loaded(options: TransferSection, device: torch.device) -> Parts:
-    """The model, on its device."""
-    if not Path(options.ckpt).expanduser().exists():
-        text = f"ckpt: there is no {options.ckpt}; give a model that lgt_train.py saved, file or folder, or the folder of its run"
-        raise OptionError(Problem("ckpt", text))
-    try:
-        return Lgt().load(LgtModelOptions(pretrained_model_name_or_path=options.ckpt), device, precision_for(options.precision, device))
-    except OptionError as err:
-        # The loader speaks of the option that a training has in its place.
-        raise OptionError([Problem("ckpt", problem.message.replace(BASE, "ckpt")) for problem in err.problems]) from err
 
 
 def _orders(options: TransferSection, family: Lgt, parts: Parts, files: Sequence[Path]) -> list[Order]:
@@ -207,26 +196,14 @@ def _save(image: Image.Image, order: Order, model: str, options: TransferSection
     request = Preview(options.target, "", width, height, order.seed, options.steps, options.cfg, options.sampler)
     more: dict[str, Any] = {"source_style": source, "strength": options.strength, "start": options.start}
     more |= {"temperature": options.temperature, "image_sha256": sha256(order.file)}
-    path = new_image(options.out, name, addition)
-    try:
+    with new_image(options.out, name, addition) as path:
         save_image(image, path, request, model, controls=[str(order.file)], more=more)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
     return path.resolve()
 
 
 def sheet_of(pairs: Sequence[tuple[Image.Image, Image.Image]]) -> Image.Image:
-    """Each image with what became of it to its right, pair by pair, in as many columns of pairs as the root of their number, rounded
-    down. All have the room of the largest."""
-    columns = math.isqrt(len(pairs))
-    rows = -(-len(pairs) // columns)
-    width, height = (max(image.size[side] for pair in pairs for image in pair) for side in (0, 1))
-    sheet = Image.new("RGB", (2 * columns * (width + GAP) - GAP, rows * (height + GAP) - GAP), "white")
-    for number, pair in enumerate(pairs):
-        for place, image in enumerate(pair):
-            sheet.paste(image, ((number % columns * 2 + place) * (width + GAP), number // columns * (height + GAP)))
-    return sheet
+    """Each image with what became of it to its right, in as many columns of pairs as the root of their number, rounded down."""
+    return grid_of([image for pair in pairs for image in pair], 2 * math.isqrt(len(pairs)))
 
 
 def _report(options: TransferSection, made: _Made, orders: Sequence[Order], sheet: Path | None, seconds: float) -> Report:

@@ -33,7 +33,7 @@ from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.files import export
 from sd_scripts.library.adapters.merge import merge_into
 from sd_scripts.library.adapters.network import AdapterNetwork
-from sd_scripts.library.core.devices import device_of
+from sd_scripts.library.core.devices import CPU, best_device, device_of
 from sd_scripts.library.core.protocols import Batch, Parts
 from sd_scripts.library.core.rng import rng_for
 from sd_scripts.library.data.cache import Cache
@@ -44,7 +44,7 @@ from sd_scripts.library.render.predicting.memory import give_back
 from sd_scripts.library.train.checkpoint import Checkpointer, State
 from sd_scripts.library.train.conditioned import Conditioned
 from sd_scripts.library.train.describing import base_facts
-from sd_scripts.library.train.environment import CPU, DTYPES, make_accelerator, with_precision
+from sd_scripts.library.train.environment import DTYPES, make_accelerator, with_precision
 from sd_scripts.library.train.metadata import build
 from sd_scripts.library.train.optim import learning_rate_at, make_optimizer
 from sd_scripts.library.train.process import Process
@@ -205,7 +205,7 @@ class QwenImageEditTrainer:
         """Where training computes."""
         if self.accelerator is not None:
             return self.accelerator.device
-        return torch.device("cuda", 0) if torch.cuda.is_available() else CPU
+        return best_device()
 
     # Training
 

@@ -14,7 +14,7 @@ from PIL import Image
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
-from sd_scripts.library.core.devices import precision_for
+from sd_scripts.library.core.devices import best_device, precision_for
 from sd_scripts.schema.captioning import DESCRIBE, TASK, CaptionSection
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of
@@ -30,7 +30,7 @@ class VisionModel:
     def __init__(self, folder: Path, options: CaptionSection) -> None:
         self.about = folder.name
         self._options = options
-        self._device = torch.device("cuda" if options.device == "auto" and torch.cuda.is_available() else "cpu")
+        self._device = best_device(options.device)
         self._dtype = precision_for("auto", self._device)
         config = _config_of(folder)
         self._model = loaded(AutoModelForImageTextToText, "caption_model", folder, self._dtype).to(self._device)

@@ -7,7 +7,13 @@ import torch
 from sd_scripts.schema.errors import OptionError, Problem
 
 META = torch.device("meta")
+CPU = torch.device("cpu")
 PRECISIONS = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def best_device(asked: str = "auto") -> torch.device:
+    """The first GPU, or the CPU where there is none, or where cpu is asked in place of auto."""
+    return torch.device("cuda", 0) if asked == "auto" and torch.cuda.is_available() else CPU
 
 
 def device_of(option: str, name: str | None, default: torch.device) -> torch.device:

@@ -18,6 +18,7 @@ from transformers.models.auto import modeling_auto as known
 
 from sd_scripts.dataset.images import Pixels
 from sd_scripts.library.captioning.vision_models import HERE, loaded
+from sd_scripts.library.core.devices import best_device
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.masking import MaskSection
 
@@ -42,7 +43,7 @@ def opened(folder: Path, options: MaskSection) -> Segmenter:
         config = AutoConfig.from_pretrained(folder, **HERE)
     except (OSError, ValueError, KeyError) as err:
         raise _problem(f"{folder.name} has no config.json that transformers knows ({_first_line(err)})") from err
-    device = torch.device("cuda" if options.device == "auto" and torch.cuda.is_available() else "cpu")
+    device = best_device(options.device)
     if config.model_type in WORDS and (options.mask_labels or config.model_type not in SAM):
         return Worded(folder, options, device)
     if config.model_type in SAM:

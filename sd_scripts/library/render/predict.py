@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sd_scripts import families
 from sd_scripts.dataset.buckets import area_size
-from sd_scripts.library.core.devices import device_of, precision_for
+from sd_scripts.library.core.devices import CPU, best_device, device_of, precision_for
 from sd_scripts.library.core.protocols import ModelFamily, Parts, Preview, dtype_of
 from sd_scripts.library.loading.common import tried
 from sd_scripts.library.memory.swapping import BlockSwap
@@ -38,7 +38,6 @@ from .wildcards import drawn
 
 log = logging.getLogger(__name__)
 
-CPU = torch.device("cpu")
 KEPT_BYTES = 256 * 2**20
 """Text rows and encoded control images that are kept from call to call, in host RAM; the least used go first."""
 MAX_SEED = 2**32
@@ -316,7 +315,7 @@ def devices_for(options: PredictOptions) -> Devices:
     """Where each network works: as the options say, else on the first GPU, else on the CPU. Raises OptionError for devices not here."""
     model, loading = options.model, options.loading
     problems: list[Problem] = []
-    best = torch.device("cuda", 0) if torch.cuda.is_available() else CPU
+    best = best_device()
     transformer = tried(problems, lambda: device_of("transformer_device", loading.transformer_device, best)) or best
     vae = tried(problems, lambda: device_of("vae_device", getattr(model, "vae_device", None), transformer))
     encoder = tried(problems, lambda: device_of("text_encoder_device", getattr(model, "text_encoder_device", None), transformer))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -30,6 +31,17 @@ OTHERS = 50
 """Numbers of prompts that are not the run's own begin here."""
 GAP = 2
 """Pixels between the images of a grid."""
+
+
+def grid_of(images: Sequence[Image.Image], columns: int | None = None) -> Image.Image:
+    """Images row by row, each with the room of the largest; columns: None is the root of their number, rounded down."""
+    columns = math.isqrt(len(images)) if columns is None else columns
+    rows = -(-len(images) // columns)
+    width, height = (max(image.size[side] for image in images) for side in (0, 1))
+    grid = Image.new("RGB", (columns * (width + GAP) - GAP, rows * (height + GAP) - GAP), "white")
+    for number, image in enumerate(images):
+        grid.paste(image, (number % columns * (width + GAP), number // columns * (height + GAP)))
+    return grid
 
 
 def request_of(spec: PromptSpec) -> Preview:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from sd_scripts.dataset import images
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.captioning.captioner import folder_of
+from sd_scripts.library.core.devices import best_device
 from sd_scripts.schema.duplicates import DuplicateSection
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
@@ -94,7 +94,7 @@ class Looker:
 
     def __init__(self, options: DuplicateSection) -> None:
         """Raises OptionError."""
-        device = torch.device("cuda" if options.device == "auto" and torch.cuda.is_available() else "cpu")
+        device = best_device(options.device)
         folder = folder_of("image_model", options.image_model)
         self.name = folder.name
         self._viewer = ImageViewer("image_model", str(folder), device)

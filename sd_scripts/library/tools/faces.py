@@ -16,6 +16,7 @@ from sd_scripts.dataset import images
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.captioning.captioner import folder_of
 from sd_scripts.library.captioning.vision_models import HERE, loaded
+from sd_scripts.library.core.devices import best_device
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.faces import FaceSection
 from sd_scripts.schema.outside import json_of
@@ -122,7 +123,7 @@ class Detector:
 
     def __init__(self, folder: Path, options: FaceSection | RatingSection) -> None:
         self._threshold = options.face_threshold
-        self._device = torch.device("cuda" if options.device == "auto" and torch.cuda.is_available() else "cpu")
+        self._device = best_device(options.device)
         try:
             self._processor = AutoImageProcessor.from_pretrained(folder, **HERE)
         except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError) as err:

@@ -24,6 +24,7 @@ from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.captioning.captioner import folder_of
 from sd_scripts.library.captioning.tagger import session_of
 from sd_scripts.library.captioning.vision_models import HERE, loaded
+from sd_scripts.library.core.devices import best_device
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.rating import RatingSection
@@ -47,7 +48,7 @@ def rate(options: RatingSection) -> Report:
     """Rates the images. Raises OptionError."""
     drawn = listed("image_list", options.image_list)
     trained = listed("train_list", options.train_list) if options.train_list is not None else []
-    device = torch.device("cuda" if options.device == "auto" and torch.cuda.is_available() else "cpu")
+    device = best_device(options.device)
     by_prompt: list[float | None] = [None] * len(drawn)
     by_likeness: list[float | None] = [None] * len(drawn)
     by_face: list[float | None] = [None] * len(drawn)

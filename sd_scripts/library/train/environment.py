@@ -17,7 +17,6 @@ from sd_scripts.schema.runs import RunOptions
 
 DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """By the names of mixed_precision."""
-CPU = torch.device("cpu")
 
 
 def check_processes(options: RunOptions) -> None:

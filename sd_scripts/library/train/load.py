@@ -11,7 +11,7 @@ from torch import nn
 
 from sd_scripts import families
 from sd_scripts.library.core.blocks import blocks_of
-from sd_scripts.library.core.devices import META
+from sd_scripts.library.core.devices import CPU, META
 from sd_scripts.library.core.protocols import Beginning, ModelFamily, NewFamily, Parts
 from sd_scripts.library.data.cache import open_caches
 from sd_scripts.library.data.pipeline import DataPipeline
@@ -22,7 +22,6 @@ from sd_scripts.runs.resume import Start
 from sd_scripts.schema.files import write_atomically
 
 from .editing import check_control_area, check_prompts, encoder_devices
-from .environment import CPU
 from .prepare import Prepared, Read, begin_loading, loaded, prompts_of
 from .trained import dtypes_of_run, is_read_straight, trained_encoders
 

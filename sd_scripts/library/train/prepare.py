@@ -23,6 +23,7 @@ from sd_scripts.dataset.findings import findings_of_length
 from sd_scripts.dataset.progress import Bars
 from sd_scripts.dataset.scan import read_dataset
 from sd_scripts.families import bases
+from sd_scripts.library.core.devices import CPU
 from sd_scripts.library.core.protocols import ModelFamily, Parts, Sources
 from sd_scripts.library.memory import compiling, kernels, swapping
 from sd_scripts.library.memory.forecast import answers as forecasts
@@ -42,7 +43,7 @@ from sd_scripts.schema.runs import RunOptions
 
 from .checkpoint import Identity
 from .editing import control_size, encoder_devices, with_controls
-from .environment import CPU, with_global_batch, with_precision
+from .environment import with_global_batch, with_precision
 from .model_files import model_files
 from .process import Process
 from .run_meta import write_meta

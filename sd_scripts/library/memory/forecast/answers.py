@@ -16,8 +16,9 @@ import torch
 from sd_scripts import families
 from sd_scripts.dataset.plan import Plan as DataPlan
 from sd_scripts.families.common.made import CONFIGS as VAE_CONFIGS
+from sd_scripts.library.core.devices import CPU
 from sd_scripts.library.core.protocols import Beginning, ModelFamily, Parts
-from sd_scripts.library.train.environment import CPU, with_global_batch
+from sd_scripts.library.train.environment import with_global_batch
 from sd_scripts.runs.command import shown
 from sd_scripts.runs.events import ForecastChecked, Forecasted
 from sd_scripts.runs.rundir import RunDirectory

@@ -17,11 +17,11 @@ from sd_scripts import families
 from sd_scripts.dataset.buckets import area_size
 from sd_scripts.families.common.images import TILE
 from sd_scripts.library.core.blocks import blocks_of
-from sd_scripts.library.core.devices import precision_for
+from sd_scripts.library.core.devices import CPU, precision_for
 from sd_scripts.library.core.protocols import ModelFamily, Parts, Preview
 from sd_scripts.library.loading.headers import read_header
 from sd_scripts.library.memory.swapping import check_number
-from sd_scripts.library.render.predict import CPU, Devices, listed, read_images
+from sd_scripts.library.render.predict import Devices, listed, read_images
 from sd_scripts.library.render.predicting.adapters import adapter_file
 from sd_scripts.library.train.editing import control_size
 from sd_scripts.schema.model import ModelOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from sd_scripts.families import FACTS
-from sd_scripts.library.render.predict import CPU
+from sd_scripts.library.core.devices import CPU
 from sd_scripts.schema import command_line
 from sd_scripts.schema.predict import PredictOptions
 

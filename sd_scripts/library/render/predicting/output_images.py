@@ -19,10 +19,6 @@ def save(made: MadeImage, out: str, source: str, variant: Variant, controls: Seq
     adapters = [
         {"name": Path(file).name, "weight": weight, "sha256": content_hash(file)} for file, weight in zip(variant.lora, variant.lora_weight)
     ]
-    path = new_image(out, f"{time.strftime('%Y%m%d-%H%M%S')}-{made.preview.seed}{suffix}", suffix)
-    try:
+    with new_image(out, f"{time.strftime('%Y%m%d-%H%M%S')}-{made.preview.seed}{suffix}", suffix) as path:
         save_image(made.image, path, made.preview, source, controls=controls, adapters=adapters)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
     return path

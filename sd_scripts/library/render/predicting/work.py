@@ -170,8 +170,8 @@ class _Job:
 
     def _written_grid(self, rows: list[list[Image.Image]], labels: list[str], seed: int) -> str:
         """Writes the image of all; its path."""
-        path = new_image(self.order.options.predict.out, f"{time.strftime('%Y%m%d-%H%M%S')}-{seed}-compared", "-compared")
-        with written_aside(path) as aside:
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{seed}-compared"
+        with new_image(self.order.options.predict.out, name, "-compared") as path, written_aside(path) as aside:
             table.drawn(rows, labels).save(aside, format="PNG")
         return str(path)
 
