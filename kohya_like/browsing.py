@@ -22,7 +22,7 @@ from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import PIPELINE_FILES
 
 from . import datasets, files
-from .answers import JsonAnswer
+from .answers import JsonAnswer, order_of, said
 from .context import Context
 
 MAX_ENTRIES = 10_000
@@ -189,11 +189,11 @@ def routes(context: Context) -> list[Route]:
             return begun | listing(Path(str(order.get("path") or "").strip() or context.output_dir), kind, option, context.roots)
         except OptionError as err:
             if not begins:
-                return {"problem": datasets.said(err)}
+                return {"problem": said(err)}
         # What stands in the field may be a name on the hub or a typing error.
         return begun | listing(context.output_dir, kind, option, context.roots)
 
     async def browse(request: Request) -> Response:
-        return JsonAnswer(await run_in_threadpool(look, await datasets.order_of(request)))
+        return JsonAnswer(await run_in_threadpool(look, await order_of(request)))
 
     return [Route("/kl/browse", browse, methods=["POST"])]

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from sd_scripts.schema.errors import OptionError, of_disk
 
 from . import comparison_files
-from .answers import JsonAnswer
+from .answers import JsonAnswer, order_of, sent
 from .comparisons import Comparisons
 from .guard import VOTES
 from .predict_routes import problems_of, session_of, thumbnail
@@ -34,12 +34,8 @@ def routes(comparisons: Comparisons, links: VoteLinks | None = None) -> list[Rou
         return JsonAnswer({"comparisons": comparisons.listed()})
 
     async def start(request: Request) -> Response:
-        session = session_of(request)
-        try:
-            asked = await request.json()
-        except ValueError:
-            asked = None
-        if not isinstance(asked, dict) or not session:
+        session, asked = session_of(request), await sent(request)
+        if asked is None or not session:
             return JsonAnswer({"detail": "This is not an order of the page. Reload the page."}, 400)
         try:
             return JsonAnswer({"name": await run_in_threadpool(comparisons.start, asked, session)})
@@ -90,8 +86,7 @@ def routes(comparisons: Comparisons, links: VoteLinks | None = None) -> list[Rou
     async def vote(request: Request) -> Response:
         name = str(request.path_params["name"])
         try:
-            given = await request.json()
-            await run_in_threadpool(comparisons.vote, name, given if isinstance(given, dict) else {})
+            await run_in_threadpool(comparisons.vote, name, await order_of(request))
         except KeyError:
             return gone()
         except (OptionError, ValueError) as err:

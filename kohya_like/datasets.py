@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
-import json
 import os
 import re
 import secrets
@@ -30,17 +29,16 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from sd_scripts.dataset import images, stripping
 from sd_scripts.dataset.config import KOHYA_FOLDER
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import fsync_directory
-from sd_scripts.schema.outside import json_of
 
 from . import files
-from .answers import JsonAnswer
+from .answers import JsonAnswer, as_lines, order_of, said
 from .context import Context
 
 FOLDER = "datasets"
@@ -491,11 +489,6 @@ def _unwritable(root: Path, err: OSError) -> OptionError:
     return OptionError(f"{root} cannot be written: {err.strerror or err}.")
 
 
-def said(err: OptionError) -> str:
-    """The sentences of an error."""
-    return " ".join(problem.message for problem in err.problems)
-
-
 def routes(context: Context) -> list[Route]:
     """The routes behind "Add images"; the guard asks all of them for the token of the page."""
     kept = Datasets(context.output_dir)
@@ -529,8 +522,7 @@ def routes(context: Context) -> list[Route]:
 
     async def finish(request: Request) -> Response:
         order = await order_of(request)
-        lines = (json.dumps(line) + "\n" for line in kept.finish(str(order.get("upload", ""))))
-        return StreamingResponse(lines, media_type="application/x-ndjson", headers={"cache-control": "no-store"})
+        return as_lines(kept.finish(str(order.get("upload", ""))))
 
     async def cancel(request: Request) -> Response:
         order = await order_of(request)
@@ -544,15 +536,6 @@ def routes(context: Context) -> list[Route]:
         Route("/kl/datasets/finish", finish, methods=["POST"]),
         Route("/kl/datasets/cancel", cancel, methods=["POST"]),
     ]
-
-
-async def order_of(request: Request) -> dict[str, Any]:
-    """What the page has sent as JSON; empty for anything else."""
-    try:
-        order = json_of(await request.body())
-    except ValueError:
-        order = None
-    return order if isinstance(order, dict) else {}
 
 
 async def _receive(request: Request, kept: Datasets, upload: Upload, name: str) -> None:

@@ -15,9 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 from sd_scripts.families import FACTS
@@ -32,8 +29,7 @@ from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.toml_files import read_toml, to_toml
 
-from .answers import JsonAnswer
-from .datasets import order_of, said
+from .answers import orders
 from .supervisor import ENDED, Job, JobSupervisor, queue_of
 
 FILE = "desk.json"
@@ -327,18 +323,4 @@ def routes(supervisor: JobSupervisor) -> list[Route]:
         "empty": empty,
     }
 
-    def done(what: str, order: Mapping[str, Any]) -> Response:
-        try:
-            return JsonAnswer(work[what](order))
-        except OptionError as err:
-            return JsonAnswer({"detail": said(err)}, 409)
-        except (KeyError, TypeError, ValueError):
-            return JsonAnswer({"detail": "This is not an order of the page; reload it."}, 400)
-
-    async def ordered(request: Request) -> Response:
-        what = request.path_params["what"]
-        if what not in work:
-            return JsonAnswer({"detail": "There is no such order."}, 404)
-        return await run_in_threadpool(done, what, await order_of(request))
-
-    return [Route("/kl/desk/{what}", ordered, methods=["POST"])]
+    return [orders("/kl/desk/{what}", work)]

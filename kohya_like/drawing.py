@@ -18,7 +18,7 @@ from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.tools import ToolOptions
 
 from . import console, evaluations, live, tools
-from .answers import JsonAnswer
+from .answers import JsonAnswer, at_options, order_of
 from .context import Context
 from .predictions import MAX_UPLOAD_BYTES
 from .supervisor import Job
@@ -155,19 +155,17 @@ def routes(context: Context) -> list[Route]:
         return JsonAnswer({**_form(tool, job), **now, "maxBytes": MAX_UPLOAD_BYTES})
 
     async def start(request: Request) -> Response:
+        order = await order_of(request)
         try:
-            order = await request.json()
             job, tool = found(request)
-        except ValueError:
-            return JsonAnswer({"detail": "This is not an order of the page."}, 400)
         except KeyError:
             return gone("This run")
-        if not isinstance(order, dict) or not isinstance(order.get("texts"), dict):
+        if not isinstance(order.get("texts"), dict):
             return JsonAnswer({"detail": "This is not an order of the page."}, 400)
         try:
             started = await run_in_threadpool(_started, context, bench, job, tool, order["texts"])
         except OptionError as err:
-            return JsonAnswer({"problems": [{"option": problem.option, "message": str(problem)} for problem in err.problems]})
+            return JsonAnswer({"problems": at_options(err)})
         return JsonAnswer({"run": tools.row(started)})
 
     def one(request: Request) -> Response:

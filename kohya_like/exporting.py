@@ -82,7 +82,7 @@ def checked(folder: Path, loras: tuple[Path, ...], base: str | None, title: str 
         try:
             bases.append(_base_of(path))
         except OptionError as err:
-            problems.append(str(err).removeprefix(": "))
+            problems.append(str(err))
     if len({path.name for path in loras}) < len(loras):
         problems.append("two LoRA files have the same name; rename one of them")
     if base is None:

@@ -6,7 +6,6 @@ It begins with the preset that fits model, card and purpose best, and sets what 
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from sd_scripts.dataset.images import EXTENSIONS
@@ -27,7 +26,7 @@ from sd_scripts.schema.labels import label
 from sd_scripts.schema.model import only_on_hub
 
 from . import browsing, dataset_view, datasets, files, form, gpu, presets
-from .answers import JsonAnswer
+from .answers import JsonAnswer, as_lines, order_of
 from .context import Context
 
 Line = dict[str, Any]
@@ -327,8 +326,6 @@ def routes(context: Context) -> list[Route]:
         return JsonAnswer(await run_in_threadpool(questions, context))
 
     async def fill(request: Request) -> Response:
-        answers = await datasets.order_of(request)
-        lines = (json.dumps(line) + "\n" for line in settings(context, answers))
-        return StreamingResponse(lines, media_type="application/x-ndjson", headers={"cache-control": "no-store"})
+        return as_lines(settings(context, await order_of(request)))
 
     return [Route("/kl/guide", ask), Route("/kl/guide/settings", fill, methods=["POST"])]

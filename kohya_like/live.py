@@ -32,8 +32,7 @@ from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
 
 from . import causes, comparing, console, desk, evaluations, fixes, gpu, monitor, picks, reporting, supporting, sweeps, tools
-from .answers import JsonAnswer
-from .datasets import order_of
+from .answers import JsonAnswer, order_of
 from .supervisor import GRACE_SECONDS, Job, JobSupervisor
 
 FOLD_BYTES = 4 << 20

@@ -19,18 +19,14 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.outside import json_of
 
-from .answers import JsonAnswer
+from .answers import orders
 from .context import Context
-from .datasets import order_of
 from .supervisor import ENDED, Job
 
 FILE = ".notices.json"
@@ -192,17 +188,5 @@ def routes(context: Context, notices: Notices) -> list[Route]:
 
     work: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {"known": known, "keep": keep, "test": test}
 
-    def done(what: str, order: Mapping[str, Any]) -> Response:
-        try:
-            return JsonAnswer(work[what](order))
-        except OptionError as err:
-            return JsonAnswer({"detail": str(err)}, 409)
-
-    async def ordered(request: Request) -> Response:
-        what = request.path_params["what"]
-        if what not in work:
-            return JsonAnswer({"detail": "There is no such order."}, 404)
-        return await run_in_threadpool(done, what, await order_of(request))
-
     context.supervisor.listeners.append(notices.see)
-    return [Route("/kl/notices/{what}", ordered, methods=["POST"])]
+    return [orders("/kl/notices/{what}", work)]

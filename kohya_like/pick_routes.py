@@ -19,7 +19,7 @@ from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError, of_disk
 
 from . import measures, picks
-from .answers import JsonAnswer
+from .answers import JsonAnswer, order_of
 from .comparison_routes import gone
 from .comparisons import Comparisons
 from .data_room.thumbnails import Thumbnails
@@ -224,8 +224,7 @@ def routes(known: Picks) -> list[Route]:
     def answered(work: Callable[[str, Mapping[str, Any]], dict[str, Any]]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
             try:
-                said = await request.json() if request.method == "POST" else {}
-                given = said if isinstance(said, dict) else {}
+                given = await order_of(request) if request.method == "POST" else {}
                 return JsonAnswer(await run_in_threadpool(work, str(request.path_params["name"]), given))
             except OptionError as err:
                 return problems_of(err)

@@ -7,7 +7,6 @@ its own LoRA files and no path of the computer.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -19,7 +18,7 @@ from gradio.context import LocalContext
 from PIL import Image
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from sd_scripts.families import FACTS, PREDICTS, bases
@@ -31,8 +30,8 @@ from sd_scripts.schema.model import is_hub_id
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.predict import PredictOptions
 
-from . import desk, files, foreign_images, form, gpu, memory
-from .answers import JsonAnswer
+from . import answers, desk, files, foreign_images, form, gpu, memory
+from .answers import JsonAnswer, as_lines, at_options
 from .context import Context
 from .dropped import MAX_BYTES as MAX_DROP_BYTES
 from .dropped import Dropped
@@ -438,7 +437,7 @@ async def _body(request: Request) -> bytes:
 
 def problems_of(err: OptionError) -> JsonAnswer:
     """The answer that says what is wrong, at its options."""
-    return JsonAnswer({"problems": [{"option": problem.option, "message": str(problem)} for problem in err.problems]})
+    return JsonAnswer({"problems": at_options(err)})
 
 
 def _gone(what: str) -> JsonAnswer:
@@ -514,12 +513,8 @@ def routes(menu: Menu, queue: PredictionQueue) -> list[Route]:
         return JsonAnswer(state(session_of(request)))
 
     async def start(request: Request) -> Response:
-        session = session_of(request)
-        try:
-            asked = await request.json()
-        except ValueError:
-            asked = None
-        if not isinstance(asked, dict) or not session:
+        session, asked = session_of(request), await answers.sent(request)
+        if asked is None or not session:
             return JsonAnswer({"detail": "This is not an order of the page. Reload the page."}, 400)
         # Where devices are shared out by visitor, the backend asks who this is.
         LocalContext.request.set(gr.Request(request))
@@ -548,7 +543,7 @@ def routes(menu: Menu, queue: PredictionQueue) -> list[Route]:
         try:
             queue.free()
         except OptionError as err:
-            return JsonAnswer({"detail": str(err).removeprefix(": ")}, 409)
+            return JsonAnswer({"detail": str(err)}, 409)
         return JsonAnswer({"holdsMemory": queue.backend.holds_memory()})
 
     async def drop(request: Request) -> Response:
@@ -566,10 +561,7 @@ def routes(menu: Menu, queue: PredictionQueue) -> list[Route]:
     async def forecast(request: Request) -> Response:
         """What memory the order in the form would take, in lines while it is measured. Beside the order: `card`, GiB of the one that a plan
         is wanted for, and `cpu`, whether it is to compute there."""
-        try:
-            asked = _mapping(await request.json())
-        except ValueError:
-            asked = {}
+        asked = await answers.order_of(request)
         card = asked.get("card")
         gib = float(card) if isinstance(card, int | float) and 0 < card < MAX_CARD_GIB else None
         try:
@@ -578,8 +570,7 @@ def routes(menu: Menu, queue: PredictionQueue) -> list[Route]:
             said: Iterable[memory.Line] = [{"problem": " ".join(map(str, err.problems))}]
         else:
             said = memory.ask_of_drawing(options, gib)
-        lines = (json.dumps(line) + "\n" for line in said)
-        return StreamingResponse(lines, media_type="application/x-ndjson", headers={"cache-control": "no-store"})
+        return as_lines(said)
 
     async def why(request: Request) -> Response:
         """What an image of another program was made with beside the form: a line of JSON (texts, loras), then the file's beginning."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 from sd_scripts.runs.early_checks import check_early
@@ -16,11 +13,8 @@ from sd_scripts.schema.labels import label
 from sd_scripts.schema.runs import RunOptions
 
 from . import dataset_view, form, sweeps
-from .answers import JsonAnswer
+from .answers import Order, at_options, orders
 from .context import Context
-from .datasets import order_of, said
-
-Order = Mapping[str, Any]
 
 
 def routes(context: Context, options_of: Callable[[Order], RunOptions]) -> list[Route]:
@@ -46,7 +40,7 @@ def routes(context: Context, options_of: Callable[[Order], RunOptions]) -> list[
                 dataset_view.check(planned.base, context.output_dir)
                 return {"sweep": kept.begin(planned).name}
         except OptionError as err:
-            return {"problems": [{"option": problem.option, "message": str(problem)} for problem in err.problems]}
+            return {"problems": at_options(err)}
         return {"text": sweeps.described(planned), "runs": [tried(planned, member) for member in planned.members]}
 
     def listed(_order: Order) -> dict[str, Any]:
@@ -92,18 +86,4 @@ def routes(context: Context, options_of: Callable[[Order], RunOptions]) -> list[
         "discard": discard,
     }
 
-    def done(what: str, order: Order) -> Response:
-        try:
-            return JsonAnswer(work[what](order))
-        except OptionError as err:
-            return JsonAnswer({"detail": said(err)}, 409)
-        except (AttributeError, KeyError, TypeError, ValueError):
-            return JsonAnswer({"detail": "This is not an order of the page; reload it."}, 400)
-
-    async def ordered(request: Request) -> Response:
-        what = request.path_params["what"]
-        if what not in work:
-            return JsonAnswer({"detail": "There is no such order."}, 404)
-        return await run_in_threadpool(done, what, await order_of(request))
-
-    return [Route("/kl/sweeps/{what}", ordered, methods=["POST"])]
+    return [orders("/kl/sweeps/{what}", work)]

@@ -36,7 +36,7 @@ from sd_scripts.schema.outside import json_of, read_as
 from sd_scripts.schema.tools import ToolOptions
 
 from . import console, files, form, processes
-from .answers import JsonAnswer
+from .answers import JsonAnswer, at_options, order_of
 from .context import Context
 
 FOLDER = ".tools"
@@ -458,17 +458,14 @@ def routes(context: Context) -> list[Route]:
         return JsonAnswer({**specification(context.output_dir), **now})
 
     async def start(request: Request) -> Response:
-        try:
-            order = await request.json()
-        except ValueError:
-            order = None
-        if not isinstance(order, dict) or not isinstance(order.get("texts"), dict):
+        order = await order_of(request)
+        if not isinstance(order.get("texts"), dict):
             return JsonAnswer({"detail": "This is not an order of the page."}, 400)
         try:
             secret = str(order.get("secret") or "").strip()
             started = await run_in_threadpool(bench.start, str(order.get("tool")), order["texts"], secret)
         except OptionError as err:
-            return JsonAnswer({"problems": [{"option": problem.option, "message": str(problem)} for problem in err.problems]})
+            return JsonAnswer({"problems": at_options(err)})
         return JsonAnswer({"run": row(started)})
 
     def one(request: Request) -> Response:

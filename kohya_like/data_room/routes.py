@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from sd_scripts.dataset.images import BadImage
 from sd_scripts.schema.errors import OptionError
 
-from ..answers import JsonAnswer
+from ..answers import JsonAnswer, Order, as_lines, at_options, order_of, ordered, said
 from ..context import Context
-from ..datasets import order_of, said
 from ..tabs.train import TrainTab
 from ..tools import ToolBench
 from . import jobs, masks
@@ -76,7 +74,7 @@ def routes(context: Context) -> list[Route]:
             form = order.get("form")
             yield from kept.open(tab.of_images([form if isinstance(form, dict) else {}]))
         except OptionError as err:
-            yield {"problems": [{"option": problem.option, "message": problem.message} for problem in err.problems]}
+            yield {"problems": at_options(err)}
 
     def looked(order: Mapping[str, Any]) -> Iterator[Answer]:
         try:
@@ -84,39 +82,25 @@ def routes(context: Context) -> list[Route]:
         except OptionError as err:
             yield {"problem": said(err)}
 
-    def done(what: str, order: Mapping[str, Any]) -> Answer:
+    def done(what: str, order: Order) -> Response:
         try:
-            return _WORK[what](kept.find(order.get("room")), order)
+            return JsonAnswer(_WORK[what](kept.find(order.get("room")), order))
         except OptionError as err:
-            return {"problem": said(err)}
+            return JsonAnswer({"problem": said(err)})
         except (KeyError, TypeError, ValueError):
-            return {"problem": "This is not an order of the page; reload it."}
+            return JsonAnswer({"problem": "This is not an order of the page; reload it."})
 
-    def lines(work: Callable[[Mapping[str, Any]], Iterator[Answer]]) -> Callable[[Request], Any]:
+    def lines(work: Callable[[Order], Iterator[Answer]]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
-            order = await order_of(request)
-            told = (json.dumps(line) + "\n" for line in work(order))
-            return StreamingResponse(told, media_type="application/x-ndjson", headers={"cache-control": "no-store"})
+            return as_lines(work(await order_of(request)))
 
         return answer
 
-    def worked(what: str, order: Mapping[str, Any]) -> Answer:
+    def worked(what: str, order: Order) -> Response:
         try:
-            return jobs.WORK[what](jobs.Desk(bench, kept.find(order.get("room")), context), order)
+            return JsonAnswer(jobs.WORK[what](jobs.Desk(bench, kept.find(order.get("room")), context), order))
         except OptionError as err:
-            return {"problems": [{"option": problem.option, "message": str(problem)} for problem in err.problems]}
-
-    async def job(request: Request) -> Response:
-        what = request.path_params["what"]
-        if what not in jobs.WORK:
-            return JsonAnswer({"detail": "There is no such order."}, 404)
-        return JsonAnswer(await run_in_threadpool(worked, what, await order_of(request)))
-
-    async def work(request: Request) -> Response:
-        what = request.path_params["what"]
-        if what not in _WORK:
-            return JsonAnswer({"detail": "There is no such order."}, 404)
-        return JsonAnswer(await run_in_threadpool(done, what, await order_of(request)))
+            return JsonAnswer({"problems": at_options(err)})
 
     def drawn(name: str, index: int, control: str, is_large: bool) -> Response:
         try:
@@ -153,6 +137,6 @@ def routes(context: Context) -> list[Route]:
         Route("/kl/data/open", lines(opened), methods=["POST"]),
         Route("/kl/data/triage", lines(looked), methods=["POST"]),
         Route("/kl/data/image/{room}/{index:int}", image),
-        Route("/kl/data/tool/{what}", job, methods=["POST"]),
-        Route("/kl/data/{what}", work, methods=["POST"]),
+        ordered("/kl/data/tool/{what}", jobs.WORK, worked),
+        ordered("/kl/data/{what}", _WORK, done),
     ]

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import gradio as gr
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from sd_scripts.families import RUNS, bases
@@ -33,7 +33,7 @@ from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.runs import RunOptions
 
 from .. import dataset_view, files, form, gpu, importers, memory, page, presets, resuming, sweep_routes, theme
-from ..answers import JsonAnswer
+from ..answers import JsonAnswer, as_lines, at_options, order_of
 from ..context import Context
 from ..supervisor import Job
 
@@ -56,7 +56,7 @@ def answer(note: str = "", **content: Any) -> Answer:
 
 def refusal(err: OptionError) -> Answer:
     """The problems of an OptionError, for the list and the fields."""
-    return answer(problems=[{"option": problem.option, "message": str(problem)} for problem in err.problems])
+    return answer(problems=at_options(err))
 
 
 def _taken(outlook: resuming.Outlook) -> Answer:
@@ -168,7 +168,7 @@ class TrainTab:
             values = {name: form.from_text(known[name], text) for name, text in texts.items() if name in known}
             made = cluster.files(options, flat.build(cluster.ClusterOptions, values).cluster)
         except OptionError as err:
-            return {"problems": [{"option": problem.option, "message": str(problem)} for problem in err.problems]}
+            return {"problems": at_options(err)}
         name = f"{files.safe_name(options.output.output_name)}-{values.get('kind', 'slurm')}"
         packed = base64.b64encode(_zipped(made, name)).decode()
         return {"files": [{"name": file, "text": text} for file, text in made.items()], "name": f"{name}.zip", "zip": packed}
@@ -462,8 +462,7 @@ def routes(context: Context) -> list[Route]:
             return JsonAnswer({"detail": "This is not an order of the page."}, 400)
         card = order.get("card")
         size = float(card) if isinstance(card, int | float) and 0 < card < MAX_CARD_GIB else None
-        lines = (json.dumps(line) + "\n" for line in tab.memory(order["form"], size))
-        return StreamingResponse(lines, media_type="application/x-ndjson", headers={"cache-control": "no-store"})
+        return as_lines(tab.memory(order["form"], size))
 
     def here(_request: Request) -> Response:
         return JsonAnswer(gpu.as_page())
@@ -489,11 +488,8 @@ def _about_base(payload: Mapping[str, Any]) -> str:
 
 async def _order_of(request: Request) -> dict[str, Any] | None:
     """What the page has sent, with the values of its form; None for anything else."""
-    try:
-        order = await request.json()
-    except ValueError:
-        return None
-    return order if isinstance(order, dict) and isinstance(order.get("form"), dict) else None
+    order = await order_of(request)
+    return order if isinstance(order.get("form"), dict) else None
 
 
 def _is_used(group: str) -> bool:
