@@ -17,7 +17,7 @@ import psutil
 
 from sd_scripts.runs.process_trees import LAUNCH_ID, RUN_FOLDER, RUN_ID, carried, command_of, living, parent_of, ranks, tree, was_given
 from sd_scripts.schema.files import given_path
-from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.outside import object_in
 
 from . import processes
 from .runner import RUNNER
@@ -50,7 +50,7 @@ def look(roots: Iterable[Path]) -> list[Found]:
 
 def _ranks_of_terminal(folder: Path) -> list[psutil.Process]:
     """The ranks of a run of several processes that was started in a terminal of this machine, as far as they live."""
-    noted = _read(folder / "run_meta.json").get("ranks")
+    noted = object_in(folder / "run_meta.json").get("ranks")
     here = [one for one in noted if isinstance(one, dict) and one.get("host") == platform.node()] if isinstance(noted, list) else []
     found = [(living(one["pid"]), one.get("born")) for one in here if isinstance(one.get("pid"), int)]
     return [one for one, born in found if one and processes.created(one) == born and carried(one, RUN_ID) is None]
@@ -74,7 +74,7 @@ def _judged(run_id: str, members: list[psutil.Process], parents: set[Path]) -> F
     found = tuple(members)
     if folder is None or folder.resolve().parent not in parents:
         return Found(folder, found, False, "not in these folders")
-    noted = _read(folder / "run.json").get("run_id")
+    noted = object_in(folder / "run.json").get("run_id")
     if not isinstance(noted, str):
         return Found(folder, found, False, "not a run (it has no run.json)")
     if _is_owned(folder, run_id, members):
@@ -88,18 +88,10 @@ def _is_owned(folder: Path, run_id: str, members: list[psutil.Process]) -> bool:
     """Whether the runner lives, or the launcher that it started, or one that has ranks."""
     pids = {process.pid for process in members}
     runners = {int(value) for value in (carried(process, RUNNER) for process in members) if value and value.isdigit()}
-    noted = _read(folder / "launcher.json")
+    noted = object_in(folder / "launcher.json")
     trains = ranks(members)
     above = {parent_of(process) for process in trains} & pids
     return bool(runners & pids or above or (noted.get("run_id") == run_id and noted.get("pid") in pids) or not (runners or trains))
-
-
-def _read(file: Path) -> dict[str, object]:
-    try:
-        content = json_of(file.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _lines(found: Found) -> list[str]:

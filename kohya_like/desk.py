@@ -24,7 +24,7 @@ from sd_scripts.runs.trash import Trash, bytes_of
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import TEMPORARY_MARK, one_at_a_time, write_atomically
 from sd_scripts.schema.flat import run_of
-from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.outside import object_in
 from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.toml_files import read_toml, to_toml
@@ -60,12 +60,7 @@ def read(folder: Path) -> Said:
 
 @lru_cache(maxsize=4096)
 def _read(file: Path, _time: int, _inode: int) -> Said:
-    try:
-        known = json_of(file.read_bytes())
-    except (OSError, ValueError):
-        return Said()
-    if not isinstance(known, dict):
-        return Said()
+    known = object_in(file)
     tags = known.get("tags")
     return Said(
         str(known.get("label") or "")[:MAX_LABEL],

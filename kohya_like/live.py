@@ -29,7 +29,7 @@ from starlette.routing import Route
 from sd_scripts.runs.command import shown
 from sd_scripts.runs.events import Warned
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.outside import object_in
 
 from . import causes, comparing, console, desk, evaluations, fixes, gpu, monitor, picks, reporting, supporting, sweeps, tools
 from .answers import JsonAnswer, order_of
@@ -518,11 +518,7 @@ def _note(job: Job, progress: monitor.Progress, name: str) -> str:
 
 def _devices_of(path: Path) -> list[str]:
     """The GPUs that a run from the studio was given, as CUDA_VISIBLE_DEVICES names them."""
-    try:
-        record = json_of((path / "run.json").read_bytes())
-    except (OSError, ValueError):
-        return []
-    device = record.get("device") if isinstance(record, dict) else None
+    device = object_in(path / "run.json").get("device")
     return [name.strip() for name in device.split(",")] if isinstance(device, str) else []
 
 

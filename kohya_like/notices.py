@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
-from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.outside import object_in
 
 from .answers import orders
 from .context import Context
@@ -64,11 +64,8 @@ class Notices:
         self._sender: threading.Thread | None = None
 
     def address(self) -> Address:
-        try:
-            known = json_of(self._file.read_bytes())
-        except (OSError, ValueError):
-            return Address()
-        if not isinstance(known, dict) or known.get("kind") not in KINDS or not isinstance(known.get("url"), str):
+        known = object_in(self._file)
+        if known.get("kind") not in KINDS or not isinstance(known.get("url"), str):
             return Address()
         return Address(known["url"], known["kind"])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from sd_scripts.runs.safetensors_header import CHOSEN, entries_of, replace_texts
 from sd_scripts.runs.trash import Trash
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import write_atomically
-from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.outside import object_in
 
 from .measures import HeldOut, Nearness
 from .votes import Standing, is_clear
@@ -94,11 +94,7 @@ def _copies(near: Nearness | None, base: Nearness | None) -> int:
 
 def chosen(folder: Path) -> str:
     """Name of the file of a run that somebody chose and that is still there; "" for none."""
-    try:
-        told = json_of((folder / FILE).read_bytes())
-    except (OSError, ValueError):
-        return ""
-    name = told.get("file") if isinstance(told, Mapping) else None
+    name = object_in(folder / FILE).get("file")
     return name if isinstance(name, str) and Path(name).name == name and (folder / name).exists() else ""
 
 

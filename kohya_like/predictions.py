@@ -31,7 +31,7 @@ from PIL import Image
 from sd_scripts.dataset import images
 from sd_scripts.schema.errors import OptionError, Problem, of_disk
 from sd_scripts.schema.files import write_atomically, written_aside
-from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.outside import object_in
 
 from .inference import Backend, Event
 
@@ -210,7 +210,7 @@ class PredictionQueue:
     def result(self, folder: str, file: str, session: str) -> Path:
         """A file of a prediction of this session. Names are compared, never joined to a path first. Raises KeyError."""
         for path in _entries(self.results):
-            if path.name == folder and _settings(path).get("session") == session:
+            if path.name == folder and object_in(path / SETTINGS).get("session") == session:
                 for each in _entries(path):
                     if each.name == file and each.suffix == ".png" and each.resolve().parent == path.resolve():
                         return each
@@ -218,7 +218,7 @@ class PredictionQueue:
 
     def entry(self, folder: str) -> dict[str, Any]:
         """What is known of a finished prediction. Raises KeyError when it is gone."""
-        found = next((_settings(path) for path in _entries(self.results) if path.name == folder), {})
+        found = next((object_in(path / SETTINGS) for path in _entries(self.results) if path.name == folder), {})
         if not found:
             raise KeyError(folder)
         return found
@@ -227,7 +227,7 @@ class PredictionQueue:
         """What this session has made, newest first."""
         found = []
         for path in sorted(_entries(self.results), key=lambda each: each.name, reverse=True):
-            settings = _settings(path)
+            settings = object_in(path / SETTINGS)
             if settings.get("session") == session and settings.get("results"):
                 found.append({**{key: value for key, value in settings.items() if key != "session"}, "folder": path.name})
             if len(found) == MAX_HISTORY:
@@ -404,14 +404,6 @@ def _entries(folder: Path) -> list[Path]:
     except OSError:
         # There is none yet.
         return []
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    try:
-        found = json_of((folder / SETTINGS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _kept_controls(folder: Path, controls: Sequence[Path]) -> list[Path]:

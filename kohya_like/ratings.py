@@ -20,7 +20,7 @@ from sd_scripts.runs.command import SCRIPTS, cpu_threads
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.model import only_on_hub
-from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.outside import json_of, object_in
 from sd_scripts.schema.rating import RateImages
 
 from . import console, files, processes
@@ -54,11 +54,7 @@ class Ratings:
 
     def models(self) -> dict[str, str]:
         """The models by option; empty texts where none was named."""
-        try:
-            told = json_of((self.folder / MODELS).read_bytes())
-        except (OSError, ValueError):
-            told = {}
-        told = told if isinstance(told, dict) else {}
+        told = object_in(self.folder / MODELS)
         return {name: str(told.get(name) or "") for name in NAMES}
 
     def choose(self, given: Mapping[str, object]) -> None:

@@ -29,7 +29,7 @@ from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.runs.trash import KEPT_SECONDS, Discarded, Trash
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
-from sd_scripts.schema.outside import json_of, read_as
+from sd_scripts.schema.outside import object_in, read_as
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.toml_files import to_toml
 
@@ -225,7 +225,7 @@ class JobSupervisor:
         return self.root / ".run_folders.json"
 
     def _other_folders(self) -> list[Path]:
-        names = _read_json(self._folders_file).get("folders", [])
+        names = object_in(self._folders_file).get("folders", [])
         return [Path(name) for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
     def _remember(self, parent: Path) -> None:
@@ -534,7 +534,7 @@ class _Living:
 def _studio_job(path: Path, record: _Record, living: _Living) -> Job:
     """A run this or an earlier studio started."""
     brief = monitor.summary(path / "events.jsonl", record.events_offset)
-    exit_record = _read_json(path / "exit.json")
+    exit_record = object_in(path / "exit.json")
     returncode = exit_record.get("returncode") if exit_record.get("run_id") == record.run_id else None
     alive = record.pid is not None and processes.is_same(record.pid, record.create_time or 0.0, record.run_id)
     if not alive and returncode is None and not record.dropped and (record.pid is not None or (path / "start.claim").exists()):
@@ -648,15 +648,6 @@ def _modified(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    """A JSON object; empty when the file is missing or is not one."""
-    try:
-        content = json_of(file.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _read_record(path: Path) -> _Record | None:

@@ -32,7 +32,7 @@ from sd_scripts.schema import command_line, flat, toml_files
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.model import only_on_hub
-from sd_scripts.schema.outside import json_of, read_as
+from sd_scripts.schema.outside import json_in, object_in, read_as
 from sd_scripts.schema.tools import ToolOptions
 
 from . import console, files, form, processes
@@ -346,17 +346,9 @@ def _read(path: Path) -> ToolOrder | None:
         return None
 
 
-def _json(path: Path) -> Any:
-    """The content of a JSON file; None while there is none, or half of one."""
-    try:
-        return json_of(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
 def _state(path: Path, order: ToolOrder) -> State:
-    ended = _json(path / "exit.json")
-    code = ended.get("returncode") if isinstance(ended, dict) and ended.get("run_id") == order.run_id else None
+    ended = object_in(path / "exit.json")
+    code = ended.get("returncode") if ended.get("run_id") == order.run_id else None
     if code is None and processes.is_same(order.pid, order.create_time, order.run_id):
         return "running"
     if order.cancelled:
@@ -422,7 +414,7 @@ def report(started: Started) -> Any:
     """The report of a start that has ended; None when there is none, or one that is too large to show."""
     file = started.path / "report.json"
     small = file.is_file() and file.stat().st_size <= MAX_REPORT_BYTES
-    return _json(file) if small and started.state != "running" else None
+    return json_in(file) if small and started.state != "running" else None
 
 
 def _why(started: Started) -> list[str]:

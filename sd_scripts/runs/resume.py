@@ -16,7 +16,7 @@ from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import lock
 from sd_scripts.schema.flat import fields, flatten
 from sd_scripts.schema.output import OutputOptions
-from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.outside import json_in, object_in
 from sd_scripts.schema.runs import RunOptions
 
 from .events import LastWord, RunFinished
@@ -133,15 +133,7 @@ def runs_named(output_dir: Path, name: str) -> list[RunDirectory]:
 
 def meta_of(run: RunDirectory) -> dict[str, Any]:
     """run_meta.json of a run; empty without one."""
-    meta = _json(run.meta)
-    return meta if isinstance(meta, dict) else {}
-
-
-def _json(file: Path) -> Any:
-    """What a JSON file holds; None without one."""
-    with suppress(OSError, ValueError):
-        return json_of(file.read_text(encoding="utf-8"))
-    return None
+    return object_in(run.meta)
 
 
 def _newest(wanted: Wanted) -> Start:
@@ -165,7 +157,7 @@ def _newest(wanted: Wanted) -> Start:
 
 
 def _image_changes(run: RunDirectory, wanted: Wanted) -> str:
-    return changes(_json(run.path / IMAGES), wanted.images)
+    return changes(json_in(run.path / IMAGES), wanted.images)
 
 
 def _model_changes(run: RunDirectory, wanted: Wanted) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import yaml
@@ -21,6 +22,20 @@ def json_of(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as err:
         raise ValueError(TOO_DEEP) from err
+
+
+def json_in(file: Path) -> Any:
+    """What a JSON file says; None where it is missing, cannot be read, or is not whole."""
+    try:
+        return json_of(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def object_in(file: Path) -> dict[str, Any]:
+    """The object that a JSON file holds; empty where json_in finds something else."""
+    found = json_in(file)
+    return found if isinstance(found, dict) else {}
 
 
 def read_as(kind: type[T], text: str | bytes) -> T:

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 from sd_scripts.dataset.records import Progress
@@ -16,7 +15,7 @@ from sd_scripts.library.loading.source import find
 from sd_scripts.schema import flat
 from sd_scripts.schema.files import pipeline_file, write_atomically
 from sd_scripts.schema.model import built_in
-from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.outside import object_in
 from sd_scripts.schema.runs import RunOptions
 
 NOTES = "model_files.json"
@@ -43,7 +42,8 @@ def model_files(options: RunOptions, cache_dir: Path, progress: Progress) -> dic
         else:
             revision = getattr(options.model, "revision", None) if option == "pretrained_model_name_or_path" else None
             found[f"{option}: {value}"] = find(option, value, options.family, revision).path.name
-    notes = _read(cache_dir / NOTES)
+    # Of a damaged file nothing is left, and all is hashed again.
+    notes = object_in(cache_dir / NOTES)
     begun = time.time_ns()
     stats = {name: path.stat() for name, path in files.items()}
     known = {name: _known(notes.get(str(path)), stats[name]) for name, path in files.items()}
@@ -103,12 +103,3 @@ def _parts(path: Path, size: int) -> Iterator[bytes]:
         yield from pool.map(hashed, range(0, size, PART_BYTES))
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _read(file: Path) -> dict[str, list[object]]:
-    """The notes; of a damaged file nothing is left, and all is hashed again."""
-    with suppress(OSError, ValueError):
-        notes = json_of(file.read_bytes())
-        if isinstance(notes, dict):
-            return notes
-    return {}
