@@ -49,11 +49,6 @@ def said(err: OptionError) -> str:
     return " ".join(problem.message for problem in err.problems)
 
 
-def at_options(err: OptionError) -> list[dict[str, str]]:
-    """What is wrong, each sentence with its option."""
-    return [{"option": problem.option, "message": str(problem)} for problem in err.problems]
-
-
 def as_lines(told: Iterable[object]) -> Response:
     """Values as JSON, one a line, each sent as soon as it is there."""
     lines = (json.dumps(one) + "\n" for one in told)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sd_scripts.runs.safetensors_header import digest_of
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.outside import json_of, read_as
 
@@ -316,8 +316,7 @@ class Comparisons:
                     keys[place].append(key_of({**first.request, "prompt_list": row.line}, first.controls))
             except OptionError as err:
                 problems += [Problem(one.option, f"{column.label}: {one.message}") for one in err.problems]
-        if problems:
-            raise OptionError(problems)
+        refuse(problems)
         return {
             "family": family,
             "keys": keys,
@@ -461,8 +460,7 @@ def axes(asked: Mapping[str, Any]) -> tuple[list[Column], list[Row]]:
     if len(columns) * len(rows) > MAX_CELLS:
         text = f"{len(columns)} x {len(rows)} = {len(columns) * len(rows)} images are more than {MAX_CELLS}, which is the most"
         problems.append(Problem("prompts", text))
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     return columns, rows
 
 

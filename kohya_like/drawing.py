@@ -18,7 +18,7 @@ from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.tools import ToolOptions
 
 from . import console, evaluations, live, tools
-from .answers import JsonAnswer, at_options, order_of
+from .answers import JsonAnswer, order_of
 from .context import Context
 from .predictions import MAX_UPLOAD_BYTES
 from .supervisor import Job
@@ -165,7 +165,7 @@ def routes(context: Context) -> list[Route]:
         try:
             started = await run_in_threadpool(_started, context, bench, job, tool, order["texts"])
         except OptionError as err:
-            return JsonAnswer({"problems": at_options(err)})
+            return JsonAnswer({"problems": err.at_options()})
         return JsonAnswer({"run": tools.row(started)})
 
     def one(request: Request) -> Response:

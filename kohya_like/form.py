@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from sd_scripts.families import FACTS, RUNS
 from sd_scripts.schema import flat, legacy
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.fields import Options
 from sd_scripts.schema.flat import FlatField
 from sd_scripts.schema.labels import label
@@ -228,8 +228,7 @@ def options(payloads: Iterable[Any], roots: tuple[Path, ...], sections: Collecti
         built = flat.build(run, values)
     except OptionError as err:
         raise OptionError([*problems, *err.problems]) from err
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     return built
 
 

@@ -24,14 +24,14 @@ from starlette.routing import Route
 from sd_scripts.families import FACTS, PREDICTS, bases
 from sd_scripts.runs import drawing
 from sd_scripts.schema import flat, toml_files
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.generate import FAMILIES, USUAL_PROMPT, GenerateOptions, generate_options
 from sd_scripts.schema.model import is_hub_id
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.predict import PredictOptions
 
 from . import answers, desk, files, foreign_images, form, gpu, memory
-from .answers import JsonAnswer, as_lines, at_options
+from .answers import JsonAnswer, as_lines
 from .context import Context
 from .dropped import MAX_BYTES as MAX_DROP_BYTES
 from .dropped import Dropped
@@ -327,8 +327,7 @@ def order_of(menu: Menu, queue: PredictionQueue, asked: Mapping[str, Any], sessi
         options = flat.build(choice.kind, {name: value for name, value in checked.items() if value is not None})
     except OptionError as err:
         raise OptionError([*problems, *err.problems]) from err
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     request = {name: value for name, value in flat.changed(options).items() if name not in ("images", "out", "report")}
     if variants:
         request = {name: value for name, value in request.items() if name not in ("lora", "lora_weight")} | {"variants": variants}
@@ -437,7 +436,7 @@ async def _body(request: Request) -> bytes:
 
 def problems_of(err: OptionError) -> JsonAnswer:
     """The answer that says what is wrong, at its options."""
-    return JsonAnswer({"problems": at_options(err)})
+    return JsonAnswer({"problems": err.at_options()})
 
 
 def _gone(what: str) -> JsonAnswer:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sd_scripts.runs.command import SCRIPTS, cpu_threads
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.model import only_on_hub
 from sd_scripts.schema.outside import json_of, object_in
@@ -74,8 +74,7 @@ class Ratings:
                 problems.append(Problem(name, f"{name}: {text} has no config.json; give the folder of a transformers model, or a hub id"))
         if bool(chosen[FACES[0]]) != bool(chosen[FACES[1]]):
             problems.append(Problem(FACES[0], "faces need two models: one finds them, the other compares them; name both, or neither"))
-        if problems:
-            raise OptionError(problems)
+        refuse(problems)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self.folder / MODELS, json.dumps(chosen, ensure_ascii=False))
 

@@ -13,7 +13,7 @@ from sd_scripts.schema.labels import label
 from sd_scripts.schema.runs import RunOptions
 
 from . import dataset_view, form, sweeps
-from .answers import Order, at_options, orders
+from .answers import Order, orders
 from .context import Context
 
 
@@ -40,7 +40,7 @@ def routes(context: Context, options_of: Callable[[Order], RunOptions]) -> list[
                 dataset_view.check(planned.base, context.output_dir)
                 return {"sweep": kept.begin(planned).name}
         except OptionError as err:
-            return {"problems": at_options(err)}
+            return {"problems": err.at_options()}
         return {"text": sweeps.described(planned), "runs": [tried(planned, member) for member in planned.members]}
 
     def listed(_order: Order) -> dict[str, Any]:

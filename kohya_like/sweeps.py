@@ -25,7 +25,7 @@ from typing import Any
 from sd_scripts.runs.events import RunStarted, Validated
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat, toml_files
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.files import one_at_a_time, write_atomically
 from sd_scripts.schema.labels import label
 from sd_scripts.schema.outside import read_as
@@ -117,8 +117,7 @@ def read_axes(run: type[RunOptions], given: Mapping[str, object]) -> dict[str, t
         read[name] = tuple(dict.fromkeys(_switch(value) if known[name].type is bool else value for value in values))
     if not given:
         problems.append(Problem("", "choose a setting to try several values of, such as learning_rate"))
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     return read
 
 
@@ -188,8 +187,7 @@ def planned(options: RunOptions, axes: Mapping[str, Sequence[Any]]) -> Sweep:
             settled = flat.flatten(made)
             seen.append(made)
             members.append(Member({name: settled[name] for name in axes if settled[name] != now[name]}))
-    if problems:
-        raise OptionError(list(dict.fromkeys(problems)))
+    refuse(problems)
     if not 2 <= len(members) <= MOST_MEMBERS:
         few = "all of these values are the form's own, so there is nothing to compare; give others"
         raise OptionError(

@@ -29,14 +29,14 @@ from starlette.routing import Route
 from sd_scripts.families import TOOLS
 from sd_scripts.runs.command import SCRIPTS, shown, visible_gpus
 from sd_scripts.schema import command_line, flat, toml_files
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.model import only_on_hub
 from sd_scripts.schema.outside import json_in, object_in, read_as
 from sd_scripts.schema.tools import ToolOptions
 
 from . import console, files, form, processes
-from .answers import JsonAnswer, at_options, order_of
+from .answers import JsonAnswer, order_of
 from .context import Context
 
 FOLDER = ".tools"
@@ -154,8 +154,7 @@ class ToolBench:
             built = flat.build(tool, {**values, **settled})
         except OptionError as err:
             raise OptionError([*problems, *err.problems]) from err
-        if problems:
-            raise OptionError(problems)
+        refuse(problems)
         return built
 
     def confined(self, name: str, text: str, problems: list[Problem]) -> str:
@@ -457,7 +456,7 @@ def routes(context: Context) -> list[Route]:
             secret = str(order.get("secret") or "").strip()
             started = await run_in_threadpool(bench.start, str(order.get("tool")), order["texts"], secret)
         except OptionError as err:
-            return JsonAnswer({"problems": at_options(err)})
+            return JsonAnswer({"problems": err.at_options()})
         return JsonAnswer({"run": row(started)})
 
     def one(request: Request) -> Response:

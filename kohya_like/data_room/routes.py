@@ -13,7 +13,7 @@ from starlette.routing import Route
 from sd_scripts.dataset.images import BadImage
 from sd_scripts.schema.errors import OptionError
 
-from ..answers import JsonAnswer, Order, as_lines, at_options, order_of, ordered, said
+from ..answers import JsonAnswer, Order, as_lines, order_of, ordered, said
 from ..context import Context
 from ..tabs.train import TrainTab
 from ..tools import ToolBench
@@ -74,7 +74,7 @@ def routes(context: Context) -> list[Route]:
             form = order.get("form")
             yield from kept.open(tab.of_images([form if isinstance(form, dict) else {}]))
         except OptionError as err:
-            yield {"problems": at_options(err)}
+            yield {"problems": err.at_options()}
 
     def looked(order: Mapping[str, Any]) -> Iterator[Answer]:
         try:
@@ -100,7 +100,7 @@ def routes(context: Context) -> list[Route]:
         try:
             return JsonAnswer(jobs.WORK[what](jobs.Desk(bench, kept.find(order.get("room")), context), order))
         except OptionError as err:
-            return JsonAnswer({"problems": at_options(err)})
+            return JsonAnswer({"problems": err.at_options()})
 
     def drawn(name: str, index: int, control: str, is_large: bool) -> Response:
         try:

@@ -33,7 +33,7 @@ from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.runs import RunOptions
 
 from .. import dataset_view, files, form, gpu, importers, memory, page, presets, resuming, sweep_routes, theme
-from ..answers import JsonAnswer, as_lines, at_options, order_of
+from ..answers import JsonAnswer, as_lines, order_of
 from ..context import Context
 from ..supervisor import Job
 
@@ -56,7 +56,7 @@ def answer(note: str = "", **content: Any) -> Answer:
 
 def refusal(err: OptionError) -> Answer:
     """The problems of an OptionError, for the list and the fields."""
-    return answer(problems=at_options(err))
+    return answer(problems=err.at_options())
 
 
 def _taken(outlook: resuming.Outlook) -> Answer:
@@ -168,7 +168,7 @@ class TrainTab:
             values = {name: form.from_text(known[name], text) for name, text in texts.items() if name in known}
             made = cluster.files(options, flat.build(cluster.ClusterOptions, values).cluster)
         except OptionError as err:
-            return {"problems": at_options(err)}
+            return {"problems": err.at_options()}
         name = f"{files.safe_name(options.output.output_name)}-{values.get('kind', 'slurm')}"
         packed = base64.b64encode(_zipped(made, name)).decode()
         return {"files": [{"name": file, "text": text} for file, text in made.items()], "name": f"{name}.zip", "zip": packed}

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from sd_scripts.families import RUNS
 from sd_scripts.schema import sleeping
 from sd_scripts.schema.dataset import DatasetOptions, PairDatasetOptions
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.fields import show_of
 from sd_scripts.schema.files import is_json
 from sd_scripts.schema.flat import FlatField, section_of
@@ -192,8 +192,7 @@ def subsets_of(options: DatasetOptions, cache_dir: Path) -> Subsets:
     if options.conditioning_data_dir is not None and not Path(options.conditioning_data_dir).is_dir():
         problems.append(Problem("conditioning_data_dir", f"conditioning_data_dir: the folder {options.conditioning_data_dir} is not there"))
     problems += control_folder_problems(options)
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     warnings: list[str] = []
     if metadata is not None:
         pairs = pair_folders(train)

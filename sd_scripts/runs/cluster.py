@@ -20,7 +20,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from sd_scripts.schema import flat, toml_files
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import Problem, refuse
 from sd_scripts.schema.fields import Count, Section, Show, WholeNumber, raise_all
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.tools import ToolOptions
@@ -175,8 +175,7 @@ def raise_problems(options: RunOptions, cluster: ClusterSection) -> None:
     if distributed.distributed_backend == "nccl" and cluster.gpus_per_machine == 0:
         text = "distributed_backend: nccl is for GPUs, and gpus_per_machine is 0; take auto or gloo"
         problems.append(Problem("distributed_backend", text))
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
 
 
 def portable(options: RunOptions, cluster: ClusterSection) -> RunOptions:

@@ -12,7 +12,7 @@ from typing import Any
 
 from sd_scripts.families import FACTS, RUNS
 from sd_scripts.schema import flat, toml_files
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.files import pipeline_file
 from sd_scripts.schema.generate import FAMILIES, GenerateOptions, generate_options
 from sd_scripts.schema.model import is_hub_id, not_there
@@ -98,8 +98,7 @@ def _agreed(families: Mapping[str, str | None]) -> str:
         problems.append(
             Problem("draw_with", f"draw_with: {FACTS[family].label} does not draw from a prompt; its run has a panel of its own")
         )
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     return family
 
 

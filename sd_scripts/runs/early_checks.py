@@ -13,7 +13,7 @@ from sd_scripts.dataset.buckets import problems_of
 from sd_scripts.families import FACTS
 from sd_scripts.runs.schedules import factor_at, key_values
 from sd_scripts.schema import flat
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, gathering, refuse
 from sd_scripts.schema.files import is_json
 from sd_scripts.schema.model import built_in, is_hub_id, not_there
 from sd_scripts.schema.optimizer import PACKAGES
@@ -38,12 +38,9 @@ ADAPTERS = ("base_weights", "network_weights", "training_adapter")
 def check_early(options: RunOptions, trains_here: bool = True) -> None:
     """Everything that can be checked without loading a library. Raises OptionError with every problem."""
     problems = [*missing_packages(options), *(missing_devices(options) if trains_here else ())]
-    try:
+    with gathering(problems):
         check_settings(options)
-    except OptionError as err:
-        problems += err.problems
-    if problems:
-        raise OptionError(list(dict.fromkeys(problems)))
+    refuse(problems)
 
 
 def missing_packages(options: RunOptions) -> list[Problem]:
@@ -81,12 +78,9 @@ def check_settings(options: RunOptions) -> None:
     if options.output.huggingface_repo_id is not None:
         checks.append(_check_upload)
     for check in checks:
-        try:
+        with gathering(problems):
             check(options)
-        except OptionError as err:
-            problems += err.problems
-    if problems:
-        raise OptionError(list(dict.fromkeys(problems)))
+    refuse(problems)
 
 
 def _check_folders(options: RunOptions) -> None:
@@ -106,8 +100,7 @@ def _check_folders(options: RunOptions) -> None:
     for name, value in (("output_dir", options.output.output_dir), ("cache_dir", data.cache_dir)):
         if value is not None and (why := _why_not_written(Path(value).absolute())):
             problems.append(Problem(name, f"{name}: {value} cannot be written to: {why}; choose another folder"))
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
 
 
 def _check_models(options: RunOptions) -> None:
@@ -126,8 +119,7 @@ def _check_models(options: RunOptions) -> None:
                 problems.append(Problem(name, f"{name}: there is no file {value}"))
             elif not is_hub_id(value):
                 problems.append(Problem(name, not_there(name, value, "toy" in field.show.suggestions)))
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
 
 
 def _kind_in(options: RunOptions, name: str) -> str | None:
@@ -150,8 +142,7 @@ def _check_layers(options: RunOptions) -> None:
             for text in lost:
                 looks = f"names look like {examples(known.layers, 5)}"
                 problems.append(Problem(name, f"{name}: {text!r} matches no layer of {FACTS[options.family].label}; {looks}"))
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
 
 
 def _layers_known(options: RunOptions) -> LayerTable | None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.optimizer import OptimizerOptions
 
 Factor = Callable[[int], float]
@@ -47,8 +47,7 @@ def key_values(option: str, arguments: Sequence[str]) -> dict[str, Any]:
                     f"{option}: the value of {argument!r} is not a Python literal; write numbers, True, None, (0.9, 0.99) or a plain word",
                 )
             )
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     return values
 
 

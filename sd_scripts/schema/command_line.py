@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
+from sd_scripts.schema.errors import gathering
+
 from . import kohya_lines, legacy, sleeping
 from .errors import OptionError, Problem
 from .fields import Options
@@ -197,11 +199,9 @@ def _parse(
     origin = ""
     if more["config_file"] is not None:
         origin = more["config_file"].name
-        try:
+        with gathering(problems):
             given_by_another = read_file(more["config_file"], run) if read_file is not None and issubclass(run, RunOptions) else None
             merged, told = given_by_another or (read_toml(more["config_file"]), ())
-        except OptionError as err:
-            problems += err.problems
         if merged.get("script", run.script) != run.script:
             problems.append(Problem("script", f"{origin} is for {merged['script']}, but this is {run.script}; start that script"))
         for name in [name for name in merged if name in known and known[name].show.cli_only]:
@@ -220,10 +220,8 @@ def _parse(
     merged, points = with_points(known, merged)
     notes += points
     options = None
-    try:
+    with gathering(problems):
         options = build(run, merged, origin, from_cli=True)
-    except OptionError as err:
-        problems += err.problems
     if options is None or problems:
         raise OptionError(list(dict.fromkeys(problems)))
     notes += sleeping.notes(known, expanded(run, merged, origin)[0])

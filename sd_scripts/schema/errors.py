@@ -2,6 +2,8 @@
 
 import errno
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 MOST_SHOWN = 200
@@ -39,6 +41,25 @@ class OptionError(ValueError):
             problems = [problems]
         self.problems = problems
         super().__init__("\n".join(str(problem) for problem in problems))
+
+    def at_options(self) -> list[dict[str, str]]:
+        """What is wrong, each sentence with its option, for a page."""
+        return [{"option": problem.option, "message": str(problem)} for problem in self.problems]
+
+
+def refuse(problems: Iterable[Problem]) -> None:
+    """Raises OptionError with all problems, each once, if there are any."""
+    if each := list(dict.fromkeys(problems)):
+        raise OptionError(each)
+
+
+@contextmanager
+def gathering(problems: list[Problem]) -> Iterator[None]:
+    """Inside, what an OptionError says joins the other problems, so that all are told at once."""
+    try:
+        yield
+    except OptionError as err:
+        problems += err.problems
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import OptionError, Problem
+from sd_scripts.schema.errors import refuse
+
+from .errors import Problem
 from .model import MAX_CONTROLS
 from .outside import json_of, toml_of
 from .samples import ELSEWHERE, SampleOptions, samplers_of
@@ -97,8 +99,7 @@ def read_prompts(defaults: Defaults) -> list[PromptSpec]:
     entries = _entries(defaults.options.sample_prompts, flags, problems)
     size = _default_size(defaults, problems)
     specs = [_spec(entry, index, defaults, size, problems) for index, entry in enumerate(entries)]
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     return [spec for spec in specs if spec is not None]
 
 

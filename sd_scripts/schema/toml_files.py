@@ -8,6 +8,7 @@ from typing import Any
 import toml
 
 from sd_scripts.families import RUNS
+from sd_scripts.schema.errors import refuse
 
 from . import sleeping
 from .errors import OptionError, Problem
@@ -70,8 +71,7 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
         if key in flat and flat[key] != item:
             problems.append(Problem(key, f"{key} stands twice in {name}, in different tables, as {flat[key]} and as {item}; keep one"))
         flat[key] = item
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     return _with_defaults_of_its_version(flat)
 
 

@@ -19,7 +19,7 @@ from sd_scripts.families.common import made
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Beginning, DeviceMap, Dtypes, Parts, Version, mapped
 from sd_scripts.library.loading.common import BASE, Config, FamilySpec, PartSpec, config_of, dtypes_of, read_json, read_networks
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import Problem, refuse
 
 from . import caption_tokenizer
 from .caption_encoder import CaptionEncoder
@@ -79,8 +79,7 @@ def tokenizer_for(options: DdpmModelOptions, captions: Collection[str]) -> str:
         problems.append(
             Problem("tokenizer", f"tokenizer: {path.name} cannot be used: {err}. Without tokenizer one is made from the captions")
         )
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     return text
 
 
@@ -217,8 +216,7 @@ def _check_options(options: DdpmModelOptions, described: made.Described) -> None
     if options.vae is not None:
         own = "brings its own VAE" if "vae" in described.networks else "works on pixels"
         problems.append(Problem("vae", f"vae: {described.source.label} {own}; remove vae"))
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
 
 
 # Writing.

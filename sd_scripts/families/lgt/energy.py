@@ -27,7 +27,7 @@ from sd_scripts.library.core.integrators import ORDERS, integrate
 from sd_scripts.library.core.protocols import EDGES, Batch, Denoiser, Losses, Path
 from sd_scripts.library.core.rng import rng_for
 from sd_scripts.library.objectives.regression import chosen_rows
-from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.errors import refuse
 
 from .edges import CHANNELS, edge_difference, edge_map
 from .options import LgtObjectiveOptions
@@ -120,8 +120,7 @@ class Energy:
         """What the parts other than flow are, of latents on their way from a noise level of their own to the image, and there."""
         options = self.options
         problems = options.size_problems({(latents.shape[-2], latents.shape[-1]) for latents in (batch.x0, *batch.references)})
-        if problems:
-            raise OptionError(problems)
+        refuse(problems)
         if model.takes_edges:
             model = model.told([{EDGES: one} for one in edge_map(batch.x0)])
         start = options.min_start + (options.max_start - options.min_start) * drawn_times(batch, seed, "start")

@@ -18,7 +18,7 @@ from sd_scripts.families.common import made
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Beginning, DeviceMap, Dtypes, Parts, Version
 from sd_scripts.library.loading.common import BASE, Config, FamilySpec, PartSpec, config_of, dtypes_of, read_networks
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.outside import json_of
 
 from . import edges
@@ -202,8 +202,7 @@ def _check_options(options: LgtModelOptions, described: made.Described) -> None:
     problems = made.architecture_problems(options, architecture_of(options), described)
     if options.vae != made.default_of(options, "vae"):
         problems.append(Problem("vae", f"vae: {described.source.label} brings its own VAE; remove vae"))
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
 
 
 def save(parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:

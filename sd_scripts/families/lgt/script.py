@@ -30,7 +30,7 @@ from sd_scripts.library.memory.oom_advice import is_out_of_memory
 from sd_scripts.library.render.sample import MAX_SEED, grid_of, save_image
 from sd_scripts.library.tools.report import Report
 from sd_scripts.runs.states import sha256
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.files import new_image
 
 from .model import AVERAGE, Lgt, style_weights
@@ -104,8 +104,7 @@ def _orders(options: TransferSection, family: Lgt, parts: Parts, files: Sequence
     if options.size is not None:
         tried(problems, partial(check_size, family, parts, options.size))
     sizes = [tried(problems, partial(_read_size, file)) for file in files]
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     seed = secrets.randbelow(MAX_SEED) if options.seed is None else options.seed
     multiple, area = size_multiple(family, parts), math.prod(trained_size(parts))
     return [

@@ -14,7 +14,7 @@ from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.loading.common import tried
 from sd_scripts.runs.states import sha256
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, refuse
 
 from .files import read
 from .maths import AdapterLayer, Kind
@@ -58,8 +58,7 @@ class AppliedAdapters:
         problems: list[Problem] = []
         for file, weight in zip(self._files, weights):
             tried(problems, partial(_check_weight, file.path, (one.kind for one in file.networks), weight))
-        if problems:
-            raise OptionError(problems)
+        refuse(problems)
         for file, weight, before in zip(self._files, weights, self._weights):
             for network in file.networks if weight != before else ():
                 network.set_strength(weight)

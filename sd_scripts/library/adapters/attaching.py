@@ -11,7 +11,7 @@ from torch import nn
 
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.core.rng import rng_for
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.network import AdapterOptions
 
 from .files import read
@@ -150,8 +150,7 @@ def _check_switches(plans: list[LayerPlan], options: AdapterOptions) -> None:
             problems.append(
                 Problem(switch, f"network_weights holds no layer of {what}, but {switch} and dim_from_weights are on; turn one of them off")
             )
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
 
 
 def _freeze(network: AdapterNetwork, options: AdapterOptions) -> None:

@@ -14,7 +14,7 @@ from sd_scripts.families.common import original_unet as original
 from sd_scripts.library.core.errors import TrainingError
 from sd_scripts.library.core.protocols import ModelFamily, Parts
 from sd_scripts.library.loading import layouts
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import Problem, refuse
 from sd_scripts.schema.network import WholeOptions
 
 from .layers import examples
@@ -77,8 +77,7 @@ def train_whole(parts: Parts, options: WholeOptions, family: ModelFamily, dtype:
         rates |= _text_rates(parts, options, family, problems)
     if not rates and not problems:
         problems.append(Problem("learning_rate", "all learning rates are 0, so nothing would be trained; give one of them a value"))
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     for name in dict.fromkeys(name.partition(".")[0] for name in rates):
         for tensor in parts.modules()[name].parameters():
             tensor.data = tensor.data.to(dtype)

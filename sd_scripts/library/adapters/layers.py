@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from sd_scripts.library.core.protocols import Parts
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import Problem, refuse
 from sd_scripts.schema.network import AdapterOptions
 
 from .layer_names import Names, layers_of
@@ -69,12 +69,10 @@ def plan_layers(parts: Parts, options: AdapterOptions, targets: Mapping[str, lis
     for option, texts in (("network_reg_dims", options.network_reg_dims), ("network_reg_lrs", options.network_reg_lrs)):
         for pattern in Numbered(texts, names).unused(chosen) if chosen else ():
             problems.append(Problem(option, f"{option}: {pattern!r} decides about no layer; {_looks(chosen)}"))
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     plans = [plan for name in chosen if (plan := _plan(name, bases[name], options, ranks)) is not None]
     problems = _empty_problems(plans, chosen, modules, bases, options)
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     return plans
 
 

@@ -28,7 +28,7 @@ from sd_scripts.families.common.tokenizers import TokenizerSpec
 from sd_scripts.library.core.protocols import DeviceMap, Dtypes, Parts, mapped
 from sd_scripts.library.loading.layouts import Extras, Layout, Stored, from_original, no_extras, places, shape_from_original
 from sd_scripts.runs.model_headers import LORA, Header, what_is
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.files import pipeline_file
 from sd_scripts.schema.outside import json_of
 
@@ -183,8 +183,7 @@ def from_folder(spec: FamilySpec, source: Source, variant: str | None, own: Sequ
         found = tried(problems, partial(look, spec, name, folder, variant, BASE, label))
         if found is not None:
             networks[name] = found
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     read = {
         name: tokenizers.read(
             tokenizer, source.path / tokenizer.folder, config_of(networks[name].module), BASE, f"{source.label}/{tokenizer.folder}"

@@ -11,7 +11,7 @@ from torch import Tensor
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Kind, Path
 from sd_scripts.schema.anchored_flow import AnchoredFlowOptions
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import Problem, refuse
 from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions
 
 Weight = Callable[[Tensor], Tensor]
@@ -119,8 +119,7 @@ def weight_of(options: ObjectiveOptions, kind: Kind, path: Path) -> Weight:
                 f"v_pred_like_loss is for noise prediction without zero terminal SNR; this model predicts {kind}. Set it to 0",
             )
         )
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     factors: list[Weight] = []
     if options.min_snr_gamma is not None:
         factors.append(min_snr(options.min_snr_gamma, kind, path))

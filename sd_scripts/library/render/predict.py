@@ -23,7 +23,7 @@ from sd_scripts.library.core.devices import CPU, best_device, device_of, precisi
 from sd_scripts.library.core.protocols import ModelFamily, Parts, Preview, dtype_of
 from sd_scripts.library.loading.common import tried
 from sd_scripts.library.memory.swapping import BlockSwap
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.generate import samples_of
 from sd_scripts.schema.predict import PredictOptions
 from sd_scripts.schema.prompts import OPTION, Defaults, read_prompts
@@ -181,8 +181,7 @@ class Predictor:
         problems += self._problems(request)
         for files, weights in ((request.lora, request.weights), *others):
             problems += self.adapters.problems(files, weights)
-        if problems:
-            raise OptionError(list(dict.fromkeys(problems)))
+        refuse(problems)
         width, height = request.size or self.default_size(controls)
         first = secrets.randbelow(MAX_SEED) if request.seed is None else request.seed
         plain = Preview(
@@ -208,8 +207,7 @@ class Predictor:
         problems: list[Problem] = []
         for one in found:
             problems += self._control_problems(len(one.controls))
-        if problems:
-            raise OptionError(list(dict.fromkeys(problems)))
+        refuse(problems)
         return found
 
     def rendered(
@@ -307,8 +305,7 @@ def check_without_model(request: Request, grid: int, others: Sequence[Sequence[s
         tried(problems, partial(drawn, text, request.wildcard_dir, 0, ""))
     if request.size is not None:
         problems += size_problems(request.size, grid)
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
 
 
 def devices_for(options: PredictOptions) -> Devices:
@@ -319,8 +316,7 @@ def devices_for(options: PredictOptions) -> Devices:
     transformer = tried(problems, lambda: device_of("transformer_device", loading.transformer_device, best)) or best
     vae = tried(problems, lambda: device_of("vae_device", getattr(model, "vae_device", None), transformer))
     encoder = tried(problems, lambda: device_of("text_encoder_device", getattr(model, "text_encoder_device", None), transformer))
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     assert vae is not None and encoder is not None
     return Devices(transformer, vae, encoder)
 
@@ -332,8 +328,7 @@ def read_images(given: Sequence[Image.Image | str | Path]) -> list[Image.Image]:
         item.convert("RGB") if isinstance(item, Image.Image) else tried(problems, partial(opened_control, str(item), "images"))
         for item in given
     ]
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     return [image for image in found if image is not None]
 
 

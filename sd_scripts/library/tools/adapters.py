@@ -25,7 +25,7 @@ from sd_scripts.library.loading.headers import read_header
 from sd_scripts.library.loading.source import find, toy_of
 from sd_scripts.library.train.metadata import CONFIG
 from sd_scripts.runs.model_headers import LORA, what_is
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, gathering, refuse
 from sd_scripts.schema.outside import json_of
 
 from .models import TOY, Layers, built_in, known, open_model, published
@@ -75,12 +75,9 @@ class AdapterFile:
         problems: list[Problem] = []
         kinds: Counter[Kind] = Counter()
         for group in Bar(self.groups, desc=f"checking {self.label}", unit="layer", delay=2, leave=False):
-            try:
+            with gathering(problems):
                 kinds.update(adapter.kind for adapter in self.read(group).values())
-            except OptionError as err:
-                problems += err.problems
-        if problems:
-            raise OptionError(problems)
+        refuse(problems)
         return kinds
 
 

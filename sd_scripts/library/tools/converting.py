@@ -13,7 +13,7 @@ import torch
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.adapters.layouts import LAYOUT, PEFT_CONFIG, Layout, layout_for, tensors_of
 from sd_scripts.library.adapters.maths import AdapterLayer, product_distance
-from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.errors import OptionError, Problem, gathering, refuse
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.tools import ConvertSection
 
@@ -67,16 +67,13 @@ def convert(options: ConvertSection) -> Report:
 def _alphas(source: AdapterFile) -> dict[str, float]:
     """The commonest alpha of each network. Reads everything once and so finds what is broken before anything is written."""
     found: Counter[tuple[str, float]] = Counter()
-    problems = []
+    problems: list[Problem] = []
     for group in Bar(source.groups, desc=f"checking {source.label}", unit="layer", delay=2, leave=False):
-        try:
+        with gathering(problems):
             for name, adapter in source.read(group).items():
                 if adapter.rank is not None:
                     found[name.partition(".")[0], torch.tensor(adapter.scale * adapter.rank).item()] += 1
-        except OptionError as err:
-            problems += err.problems
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     return {module: alpha for (module, alpha), _ in reversed(found.most_common())}
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.adapters.layers import examples
 from sd_scripts.library.adapters.layouts import tensors_of
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, gathering, refuse
 from sd_scripts.schema.tools import ExtractSection
 
 from .adapters import DTYPES, in_precision, network_texts, with_alpha
@@ -94,16 +94,13 @@ def _opened(options: ExtractSection) -> tuple[ModelOnDisk, ModelOnDisk, Path]:
     problems: list[Problem] = []
     models: list[ModelOnDisk] = []
     for option, value in (("model_tuned", options.model_tuned), ("model_org", options.model_org)):
-        try:
+        with gathering(problems):
             is_toy = value == TOY and bool(models)
             models.append(open_model(built_in(models[0].layers.architecture, option) if is_toy else value, option))
-        except OptionError as err:
-            problems += err.problems
     target = Path(options.save_to).expanduser()
     if target.suffix != ".safetensors":
         problems.append(Problem("save_to", f"save_to: {target.name} has to end with .safetensors"))
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     tuned, base = models
     if base.layers.architecture is not tuned.layers.architecture:
         labels = base.layers.architecture.label, tuned.layers.architecture.label

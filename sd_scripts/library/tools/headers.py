@@ -10,7 +10,7 @@ from typing import Any
 
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.runs.safetensors_header import replace_texts
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.tools import MetadataSection
 
 from .report import Report
@@ -49,8 +49,7 @@ def _edited(texts: Mapping[str, str], options: MetadataSection) -> dict[str, str
             )
         for key in found:
             kept.pop(key, None)
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     return kept | options.keys_to_set
 
 

@@ -14,7 +14,7 @@ from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.adapters.layer_names import Names
 from sd_scripts.library.adapters.layouts import SaveModelAs, tensors_of
 from sd_scripts.library.adapters.maths import AdapterLayer
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, gathering, refuse
 from sd_scripts.schema.tools import MergeSection
 
 from .adapters import (
@@ -79,19 +79,16 @@ def _opened(options: MergeSection, target: Path) -> list[AdapterFile]:
     if target.suffix != ".safetensors":
         problems.append(Problem("save_to", f"save_to: {target.name} has to end with .safetensors"))
     for value in options.models:
-        try:
+        with gathering(problems):
             opened = open_adapter(value, "models")
             layers, sized = layers_for(opened, None)
             file = on_layers(opened, layers, checks_shapes=sized)
             _check_kinds(file)
             files.append(file)
-        except OptionError as err:
-            problems += err.problems
     if len({file.layers.architecture.name for file in files}) > 1:
         held = ", ".join(f"{file.label} is for {file.layers.architecture.label}" for file in files)
         problems.append(Problem("models", f"models: these files are for different models: {held}"))
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     return files
 
 

@@ -17,7 +17,7 @@ from sd_scripts.library.adapters.layers import examples
 from sd_scripts.library.adapters.maths import AdapterLayer, merged_weight
 from sd_scripts.library.loading.layouts import Stored, assembled, from_original
 from sd_scripts.library.loading.writing import folder_aside
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, gathering, refuse
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.tools import MergeSection
 
@@ -155,22 +155,17 @@ def _opened(options: MergeSection) -> Merge:
     model = open_model(base, "base_model")
     if not options.merge_text_encoder:
         model = without_text_encoders(model)
-    try:
+    with gathering(problems):
         _check_target(model, Path(options.save_to).expanduser())
-    except OptionError as err:
-        problems += err.problems
     files: list[tuple[AdapterFile, float]] = []
     for value, strength in zip(options.models, options.ratios or (1.0,) * len(options.models)):
-        try:
+        with gathering(problems):
             file = _on_model(value, model)
             kinds = set(file.check())
             if "oft" in kinds and strength != 1:
                 raise OptionError(f"ratios: {file.label} is an oft adapter: it rotates weights and has no strength other than 1")
             files.append((file, strength))
-        except OptionError as err:
-            problems += err.problems
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     merge = Merge(model, files, DTYPES.get(options.merge_precision))
     _check_base(merge)
     return merge

@@ -15,7 +15,7 @@ from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.adapters.layers import examples
 from sd_scripts.library.adapters.layouts import PEFT_CONFIG
 from sd_scripts.library.adapters.reading import diffusers_scale
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.tools import ResizeSection
 
 from .adapters import DTYPES, by_layer, header_of_new, in_precision, is_wide, network_texts, open_adapter
@@ -91,8 +91,7 @@ def _check(source: TensorFile, target: Path, stems: Mapping[str, Mapping[str, Sl
     ]
     if bad:
         problems.append(Problem("model", f"model: the matrices of {examples(bad, 3)} in {source.path.name} do not fit together"))
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
 
 
 def _scale(source: TensorFile, stem: str, slots: Mapping[str, Slot]) -> float:

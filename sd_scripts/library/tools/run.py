@@ -18,7 +18,7 @@ from types import FrameType
 from sd_scripts.families import TOOLS
 from sd_scripts.runs.importing import uncollected
 from sd_scripts.schema import command_line, flat
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.tools import ToolOptions
 
 log = logging.getLogger("sd_scripts")
@@ -82,8 +82,7 @@ def _spare_inputs(options: ToolOptions) -> None:
             read = next((name for name in others if any(_is_in(target, path) for path in places[name])), None)
             if read is not None:
                 problems.append(Problem(written, f"{written}: {target} is what {read} names, and would be lost; choose another name"))
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
 
 
 def _is_in(file: Path, place: Path) -> bool:

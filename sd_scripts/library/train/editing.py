@@ -13,7 +13,7 @@ from sd_scripts.dataset.plan import Plan
 from sd_scripts.families import editor_of
 from sd_scripts.library.core.devices import device_of
 from sd_scripts.library.core.protocols import ModelFamily, Parts
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, gathering, refuse
 from sd_scripts.schema.model import ModelOptions
 from sd_scripts.schema.prompts import OPTION, PromptSpec
 
@@ -44,12 +44,9 @@ def encoder_devices(model: ModelOptions, default: torch.device) -> tuple[torch.d
     problems: list[Problem] = []
     found = []
     for option, name in zip(("vae_device", "text_encoder_device"), model.encoder_devices):
-        try:
+        with gathering(problems):
             found.append(device_of(option, name, default))
-        except OptionError as err:
-            problems += err.problems
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     return found[0], found[1]
 
 
@@ -75,5 +72,4 @@ def check_prompts(prompts: Sequence[PromptSpec], family: ModelFamily, parts: Par
         for number, spec in enumerate(prompts, 1)
         if not fewest <= len(spec.controls) <= most
     ]
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)

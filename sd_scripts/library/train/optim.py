@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sd_scripts.runs.schedules import Factor, factor_at, key_values
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.optimizer import BUILT_IN, OWN_RATE, PACKAGES, ZOO, OptimizerOptions
 
 Groups = Sequence[dict[str, Any]]
@@ -175,8 +175,7 @@ def _check_arguments(name: str, make: Callable[..., Any], given: dict[str, Any])
             problems.append(Problem("optimizer_args", "optimizer_args: lr is set by learning_rate; remove it here"))
         elif key not in known:
             problems.append(Problem("optimizer_args", f"optimizer_args: {name} does not know {key}; it knows {', '.join(known)}"))
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
 
 
 def learning_rate_at(options: OptimizerOptions, total_steps: int) -> Factor:

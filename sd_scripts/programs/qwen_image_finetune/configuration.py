@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sd_scripts.schema import flat
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.outside import yaml_of
 from sd_scripts.schema.runs import RunOptions
 
@@ -85,8 +85,7 @@ def translate(given: Mapping[str, Any], file: str = "the configuration") -> Tran
     problems: list[Problem] = []
     for key, value in found.given.items():
         found.given[key] = _resolved(value, found.given, problems)
-    if problems:
-        raise OptionError(problems)
+    refuse(problems)
     reader = KeyReader(found, model, RULES, GROUPS)
     for key in found.given:
         reader.key(key)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sd_scripts.schema import flat
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, gathering
 from sd_scripts.schema.fields import Options
 from sd_scripts.schema.predict import LoadingSection, PredictOptions
 
@@ -62,10 +62,8 @@ def order_of(read: Read, given: Mapping[str, object], defaults: Mapping[str, obj
     if "variants" in given:
         values = {key: value for key, value in values.items() if key not in _PER_REQUEST or key in given}
     options = None
-    try:
+    with gathering(problems):
         options = read(values)
-    except OptionError as err:
-        problems += err.problems
     variants = _variants(given, options, problems)
     preview_every = given.get("preview_every", 1)
     if not isinstance(preview_every, int) or isinstance(preview_every, bool) or preview_every < 0:

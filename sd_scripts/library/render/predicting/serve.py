@@ -204,7 +204,7 @@ class Worker:
         try:
             order = order_of(self._read, given, self._defaults)
         except OptionError as err:
-            problems = [{"option": problem.option, "message": str(problem)} for problem in err.problems]
+            problems = err.at_options()
             self._refuse(ident, str(err), problems)
             return
         with self._lock:

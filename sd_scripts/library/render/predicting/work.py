@@ -191,7 +191,7 @@ def failed(id: str | None, err: Exception) -> Event:
     text, advice, problems = "", "", []
     if isinstance(err, OptionError):
         text = str(err)
-        problems = [{"option": problem.option, "message": str(problem)} for problem in err.problems]
+        problems = err.at_options()
     elif isinstance(err, OSError) and err.errno in (errno.ENOSPC, errno.EDQUOT):
         text = f"the disk is full: {Path(err.filename).parent if err.filename else 'the folder for images'} takes no more"
         advice = "free some space, or choose another folder; images that were finished are kept"
