@@ -30,6 +30,7 @@ from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.outside import json_of, read_as
 
 from . import votes
+from .files import entries, modified
 from .predict_routes import MODEL, Menu, order_of
 from .predictions import Prediction, PredictionOrder, PredictionQueue
 
@@ -131,7 +132,7 @@ class Comparisons:
 
     def listed(self) -> list[dict[str, Any]]:
         """Every grid in a line, the newest first."""
-        names = sorted((path.name for path in _entries(self.folder)), reverse=True)[:MAX_COMPARISONS]
+        names = sorted((path.name for path in entries(self.folder)), reverse=True)[:MAX_COMPARISONS]
         known = [(name, self._shown(name)) for name in names]
         # Names tell the second; of one second the time in the file tells which came first.
         known.sort(key=lambda item: (item[0][:15], item[1]["time"]), reverse=True)
@@ -140,7 +141,7 @@ class Comparisons:
     def one(self, name: str) -> dict[str, Any]:
         """A grid: its axes, the keys of its images, and which of them are there. Raises KeyError."""
         told = self._shown(name)
-        there = {path.stem for path in _entries(self.cells)}
+        there = {path.stem for path in entries(self.cells)}
         columns = [{key: column[key] for key in ("label", "strength", "is_base")} for column in told["columns"]]
         present = [[key in there for key in row] for row in told["keys"]]
         return {**self._line(name, told), "columns": columns, "rows": told["rows"], "keys": told["keys"], "there": present}
@@ -154,10 +155,10 @@ class Comparisons:
 
     def _shown(self, name: str) -> dict[str, Any]:
         """What the file of a grid says; of one that is damaged, an empty grid that says so and can be deleted. Raises KeyError."""
-        if name not in {path.name for path in _entries(self.folder)}:
+        if name not in {path.name for path in entries(self.folder)}:
             raise KeyError(name)
         damaged = f"{FILE} of this grid is missing or damaged: its images cannot be told apart any more. Delete it, or put the file back."
-        empty = {"title": name, "time": _modified(self.folder / name), "family": "", "said": damaged, "keys": [], "rows": [], "columns": []}
+        empty = {"title": name, "time": modified(self.folder / name), "family": "", "said": damaged, "keys": [], "rows": [], "columns": []}
         return self._read(name) or empty
 
     def cell(self, name: str, key: str) -> Path:
@@ -288,7 +289,7 @@ class Comparisons:
         keys = {key for row in self._shown(name)["keys"] for key in row}
         self.stop(name)
         shutil.rmtree(self.folder / name)
-        for path in _entries(self.folder):
+        for path in entries(self.folder):
             other = self._read(path.name)
             keys -= {key for row in other["keys"] for key in row} if other is not None else set()
         for key in keys:
@@ -554,17 +555,3 @@ def _identity(value: object) -> object:
         return [[stat.st_size, stat.st_mtime_ns] for stat in stats]
     except OSError:
         return None
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return [path for path in folder.iterdir() if not path.name.startswith(".")]
-    except OSError:
-        return []

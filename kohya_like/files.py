@@ -56,3 +56,19 @@ def safe_name(text: str) -> str:
     if names_device(name):
         raise OptionError(f'"{text}" is the name of a device on Windows; choose another name')
     return name
+
+
+def modified(path: Path) -> float:
+    """When a file or folder was changed last, Unix time; 0 for one that is not there."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def entries(folder: Path) -> list[Path]:
+    """What lies in a folder, hidden files apart; nothing where there is none yet."""
+    try:
+        return [path for path in folder.iterdir() if not path.name.startswith(".")]
+    except OSError:
+        return []

@@ -35,6 +35,7 @@ from .answers import JsonAnswer, as_lines
 from .context import Context
 from .dropped import MAX_BYTES as MAX_DROP_BYTES
 from .dropped import Dropped
+from .files import modified
 from .inference import offered
 from .predictions import MAX_UPLOAD_BYTES, Prediction, PredictionOrder, PredictionQueue, as_page, is_session
 
@@ -188,10 +189,10 @@ def saved_by_runs(context: Context) -> list[Saved]:
     """What runs that draw from a prompt have saved, newest run first, in a run the newest file first."""
     found: list[Saved] = []
     for job in context.supervisor.jobs():
-        family, _ = _kind_of(job.run.config, _modified(job.run.config))
+        family, _ = _kind_of(job.run.config, modified(job.run.config))
         if family not in FAMILIES:
             continue
-        made = sorted(job.run.samples.glob("*.png"), key=lambda path: (-_modified(path), path.name)) if job.run.samples.is_dir() else []
+        made = sorted(job.run.samples.glob("*.png"), key=lambda path: (-modified(path), path.name)) if job.run.samples.is_dir() else []
         image = made[0].name if made else ""
         called = desk.read(job.path).label
         found += [Saved(str(path), job.name, path.stem, family, image, called) for path in drawing.saved_files(job.path)]
@@ -202,22 +203,15 @@ def run_files(context: Context) -> list[LoraFile]:
     """LoRA files that runs have saved, newest run first, in a run the newest file first."""
     found: list[LoraFile] = []
     for job in context.supervisor.jobs():
-        family, method = _kind_of(job.run.config, _modified(job.run.config))
+        family, method = _kind_of(job.run.config, modified(job.run.config))
         if method == "network":
             files, called = drawing.saved_files(job.path), desk.read(job.path).label
             found += [LoraFile(str(path), path, job.name, path.stem, family, called) for path in files if path.is_file()]
     return found[:MAX_LISTED_FILES]
 
 
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
 @lru_cache(maxsize=1000)
-def _kind_of(config: Path, _modified: float) -> tuple[str, str]:
+def _kind_of(config: Path, modified: float) -> tuple[str, str]:
     """Family and method of a run."""
     try:
         run = flat.run_of(toml_files.read_toml(config))

@@ -33,6 +33,7 @@ from sd_scripts.schema.errors import OptionError, Problem, of_disk
 from sd_scripts.schema.files import write_atomically, written_aside
 from sd_scripts.schema.outside import object_in
 
+from .files import entries
 from .inference import Backend, Event
 
 logger = logging.getLogger(__name__)
@@ -197,11 +198,11 @@ class PredictionQueue:
     def sweep(self) -> None:
         """Removes old uploads, and old predictions where they are not kept."""
         now = time.time()
-        for path in _entries(self.uploads):
+        for path in entries(self.uploads):
             if now - path.stat().st_mtime > KEEP_UPLOADS_SECONDS:
                 path.unlink(missing_ok=True)
         if self._keep_results_seconds is not None:
-            for path in _entries(self.results):
+            for path in entries(self.results):
                 if now - path.stat().st_mtime > self._keep_results_seconds:
                     shutil.rmtree(path, ignore_errors=True)
 
@@ -209,16 +210,16 @@ class PredictionQueue:
 
     def result(self, folder: str, file: str, session: str) -> Path:
         """A file of a prediction of this session. Names are compared, never joined to a path first. Raises KeyError."""
-        for path in _entries(self.results):
+        for path in entries(self.results):
             if path.name == folder and object_in(path / SETTINGS).get("session") == session:
-                for each in _entries(path):
+                for each in entries(path):
                     if each.name == file and each.suffix == ".png" and each.resolve().parent == path.resolve():
                         return each
         raise KeyError(f"{folder}/{file}")
 
     def entry(self, folder: str) -> dict[str, Any]:
         """What is known of a finished prediction. Raises KeyError when it is gone."""
-        found = next((object_in(path / SETTINGS) for path in _entries(self.results) if path.name == folder), {})
+        found = next((object_in(path / SETTINGS) for path in entries(self.results) if path.name == folder), {})
         if not found:
             raise KeyError(folder)
         return found
@@ -226,7 +227,7 @@ class PredictionQueue:
     def history(self, session: str) -> list[dict[str, Any]]:
         """What this session has made, newest first."""
         found = []
-        for path in sorted(_entries(self.results), key=lambda each: each.name, reverse=True):
+        for path in sorted(entries(self.results), key=lambda each: each.name, reverse=True):
             settings = object_in(path / SETTINGS)
             if settings.get("session") == session and settings.get("results"):
                 found.append({**{key: value for key, value in settings.items() if key != "session"}, "folder": path.name})
@@ -396,14 +397,6 @@ def is_session(text: str) -> bool:
 
 def _fail(prediction: Prediction, text: str) -> None:
     prediction.text, prediction.state = text, "failed"
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return [path for path in folder.iterdir() if not path.name.startswith(".")]
-    except OSError:
-        # There is none yet.
-        return []
 
 
 def _kept_controls(folder: Path, controls: Sequence[Path]) -> list[Path]:

@@ -34,6 +34,7 @@ from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.toml_files import to_toml
 
 from . import monitor, processes, queueing
+from .files import modified
 
 State = Literal["queued", "running", "finished", "stopped", "failed", "died", "damaged"]
 ENDED = ("finished", "stopped", "failed", "died", "damaged")
@@ -575,7 +576,7 @@ def _terminal_job(path: Path) -> Job:
     # folder that was made just now has no line yet.
     now = time.time()
     fresh = now - brief.last_time < 120.0 < brief.last_time - brief.started_at or (
-        not brief.last_time and not brief.damage and now - _modified(path) < 60.0
+        not brief.last_time and not brief.damage and now - modified(path) < 60.0
     )
     alive = brief.farewell is None and (alive or fresh)
     run = RunDirectory(path)
@@ -641,13 +642,6 @@ def _signature(path: Path) -> tuple[float, ...]:
 
 def _size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _read_record(path: Path) -> _Record | None:

@@ -1,7 +1,4 @@
-"""Random draws of the data side: functions of a seed, a number and a stream, without torch.
-
-`seed_for` is the same function as in `sd_scripts.library.core.rng`, so the two sides agree on what a seed means.
-"""
+"""Random draws of the data side: functions of a seed, a number and a stream, without torch."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import huggingface_hub
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, first_line
 from sd_scripts.schema.output import OutputOptions
 
 
@@ -76,8 +76,9 @@ class Uploads:
                 self._upload(path)
             # The training is worth more than a copy of it: whatever an upload raises is told, and the file is on this disk.
             except (HfHubHTTPError, httpx2.HTTPError, OfflineModeIsEnabled, OSError, ValueError) as err:
-                reason = str(err).strip().splitlines()[:1] or [type(err).__name__]
-                self._warn(f"{path.name} was not uploaded to {self._repo}: {reason[0]}. The file is in the run's folder; upload it by hand")
+                self._warn(
+                    f"{path.name} was not uploaded to {self._repo}: {first_line(err)}. The file is in the run's folder; upload it by hand"
+                )
 
     def _upload(self, path: Path) -> None:
         target = f"{self._folder}/{path.name}" if self._folder else path.name

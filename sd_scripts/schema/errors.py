@@ -16,6 +16,11 @@ def shortened(text: str) -> str:
     return seen if seen.isprintable() else "".join(part if part.isprintable() else ascii(part)[1:-1] for part in seen)
 
 
+def first_line(err: Exception) -> str:
+    """What an error of somebody else's says first, for a sentence."""
+    return str(err).strip().split("\n", 1)[0] or type(err).__name__
+
+
 @dataclass(frozen=True)
 class Problem:
     """One thing that is wrong. option is the flat name of the field it stands at, or "" for the whole configuration."""

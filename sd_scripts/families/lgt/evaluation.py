@@ -42,7 +42,7 @@ from sd_scripts.library.data.views import cached_view, see, see_file
 from sd_scripts.runs.events import Evaluated, Warned
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.dataset import DatasetOptions
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, first_line
 from sd_scripts.schema.files import TEMPORARY_MARK, fsync_directory
 
 from .options import LgtSampleOptions
@@ -214,8 +214,7 @@ class Evaluation:
                 self._write(step, found)
         # Anything a solver, a decoder or a full disk can raise: an evaluation never ends the run, and the log says why it is missing.
         except Exception as err:
-            reason = str(err).strip().splitlines()[:1] or [type(err).__name__]
-            self._run.log(Warned(text=f"step {step}: the evaluation could not be made: {reason[0]}; training goes on"))
+            self._run.log(Warned(text=f"step {step}: the evaluation could not be made: {first_line(err)}; training goes on"))
 
     def try_out(self) -> str:
         """Transfers the largest source image in one step, into nowhere; says what it was. Raises what transferring raises."""

@@ -16,7 +16,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
 from sd_scripts.library.core.devices import best_device, precision_for
 from sd_scripts.schema.captioning import DESCRIBE, TASK, CaptionSection
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, first_line
 from sd_scripts.schema.outside import json_of
 
 HERE = {"local_files_only": True, "trust_remote_code": False}
@@ -69,7 +69,7 @@ def loaded(model_class: Any, option: str, folder: Path, dtype: torch.dtype) -> A
     try:
         model, told = model_class.from_pretrained(folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **HERE)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as err:
-        raise _problem(f"{folder.name} cannot be loaded: {_first_line(err)}", option) from err
+        raise _problem(f"{folder.name} cannot be loaded: {first_line(err)}", option) from err
     missing = sorted(told["missing_keys"]) + sorted(str(key) for key in told.get("mismatched_keys", ()))
     if missing:
         raise _problem(
@@ -84,7 +84,7 @@ def _config_of(folder: Path) -> Any:
     try:
         return AutoConfig.from_pretrained(folder, **HERE)
     except (OSError, ValueError, KeyError) as err:
-        raise _problem(f"{folder.name} has no config.json that transformers knows ({_first_line(err)})") from err
+        raise _problem(f"{folder.name} has no config.json that transformers knows ({first_line(err)})") from err
 
 
 def _processor_of(folder: Path, config: Any) -> Any:
@@ -94,7 +94,7 @@ def _processor_of(folder: Path, config: Any) -> Any:
             return _without_films(whole, folder)
         return AutoProcessor.from_pretrained(folder, **HERE)
     except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError) as err:
-        raise _problem(f"the processor of {folder.name} cannot be loaded: {_first_line(err)}") from err
+        raise _problem(f"the processor of {folder.name} cannot be loaded: {first_line(err)}") from err
 
 
 def _without_films(whole: Any, folder: Path) -> Any:
@@ -116,10 +116,6 @@ def _template_of(folder: Path) -> str | None:
         return file.read_text(encoding="utf-8")
     said = json_of(former.read_bytes()) if former.is_file() else {}
     return str(said["chat_template"]) if isinstance(said, dict) and "chat_template" in said else None
-
-
-def _first_line(err: Exception) -> str:
-    return str(err).strip().split("\n", 1)[0] or type(err).__name__
 
 
 def _problem(text: str, option: str = "caption_model") -> OptionError:

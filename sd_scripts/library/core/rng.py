@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
 
+from sd_scripts.dataset.draws import seed_for
 
-def seed_for(seed: int, number: int, stream: str = "") -> int:
-    """A 63-bit seed for one sample; equal arguments give equal seeds on every machine and Python."""
-    digest = hashlib.blake2b(f"{seed}/{number}/{stream}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+__all__ = ["rng_for", "seed_for"]
 
 
 def rng_for(seed: int, number: int, stream: str = "") -> torch.Generator:

@@ -19,7 +19,7 @@ from transformers.models.auto import modeling_auto as known
 from sd_scripts.dataset.images import Pixels
 from sd_scripts.library.captioning.vision_models import HERE, loaded
 from sd_scripts.library.core.devices import best_device
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, first_line
 from sd_scripts.schema.masking import MaskSection
 
 from .segmenter import Segmenter
@@ -42,7 +42,7 @@ def opened(folder: Path, options: MaskSection) -> Segmenter:
     try:
         config = AutoConfig.from_pretrained(folder, **HERE)
     except (OSError, ValueError, KeyError) as err:
-        raise _problem(f"{folder.name} has no config.json that transformers knows ({_first_line(err)})") from err
+        raise _problem(f"{folder.name} has no config.json that transformers knows ({first_line(err)})") from err
     device = best_device(options.device)
     if config.model_type in WORDS and (options.mask_labels or config.model_type not in SAM):
         return Worded(folder, options, device)
@@ -66,7 +66,7 @@ class Classes:
         try:
             self._processor = AutoImageProcessor.from_pretrained(folder, **HERE)
         except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError) as err:
-            raise _problem(f"the image processor of {folder.name} cannot be loaded: {_first_line(err)}") from err
+            raise _problem(f"the image processor of {folder.name} cannot be loaded: {first_line(err)}") from err
         if not hasattr(self._processor, "post_process_semantic_segmentation"):
             raise _problem(f"{folder.name} tells boxes and outlines of things, and no class for each pixel; take another model")
         # float32: these are small, and some of their processors know no other.
@@ -115,7 +115,7 @@ class Square:
             self._mean, self._std = (torch.tensor(given[name], dtype=torch.float32)[:, None, None] for name in ("image_mean", "image_std"))
         except (OSError, ValueError, KeyError, TypeError) as err:
             wanted = "preprocessor_config.json with size, image_mean and image_std"
-            raise _problem(f"{folder.name} has no {wanted} ({_first_line(err)})") from err
+            raise _problem(f"{folder.name} has no {wanted} ({first_line(err)})") from err
 
     def pixels(self, image: Image.Image) -> torch.Tensor:
         """An RGB image as the model takes it (1, 3, H, W)."""
@@ -138,7 +138,7 @@ class Worded:
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, **HERE)
         except (OSError, ValueError, KeyError, ImportError) as err:
-            raise _problem(f"the tokenizer of {folder.name} cannot be loaded: {_first_line(err)}") from err
+            raise _problem(f"the tokenizer of {folder.name} cannot be loaded: {first_line(err)}") from err
         told = tokenizer(list(options.mask_labels), padding="max_length", max_length=_WORDS_LENGTH, truncation=True, return_tensors="pt")
         self._words = [
             {"input_ids": ids[None].to(device), "attention_mask": mask[None].to(device)}
@@ -193,10 +193,6 @@ class Sam:
 def _as_pixels(found: torch.Tensor) -> Pixels:
     pixels: Pixels = (found.to(torch.uint8) * 255).cpu().numpy()
     return pixels
-
-
-def _first_line(err: Exception) -> str:
-    return str(err).strip().split("\n", 1)[0] or type(err).__name__
 
 
 def _problem(text: str, option: str = "mask_model") -> OptionError:

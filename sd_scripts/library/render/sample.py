@@ -18,7 +18,7 @@ from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.core.protocols import Preview
 from sd_scripts.runs.events import Previewed, Warned
 from sd_scripts.runs.rundir import RunDirectory
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, first_line
 from sd_scripts.schema.files import written_aside
 from sd_scripts.schema.prompts import OPTION, PromptSpec
 from sd_scripts.schema.toml_files import read_toml
@@ -213,8 +213,7 @@ class Previews:
         # Anything a sampler, a decoder or a full disk can raise: a preview never ends the run, and the log says why it is missing.
         except Exception as err:
             numbers = ", ".join(str(index) for index, _ in batch)
-            reason = str(err).strip().splitlines()[:1] or [type(err).__name__]
-            self.run.log(Warned(text=f"step {step}: preview {numbers} could not be rendered: {reason[0]}; training goes on"))
+            self.run.log(Warned(text=f"step {step}: preview {numbers} could not be rendered: {first_line(err)}; training goes on"))
 
 
 def _batches(wanted: list[tuple[int, Preview]]) -> Iterator[list[tuple[int, Preview]]]:

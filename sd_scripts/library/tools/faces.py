@@ -17,7 +17,7 @@ from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.captioning.captioner import folder_of
 from sd_scripts.library.captioning.vision_models import HERE, loaded
 from sd_scripts.library.core.devices import best_device
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, first_line
 from sd_scripts.schema.faces import FaceSection
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.rating import RatingSection
@@ -127,7 +127,7 @@ class Detector:
         try:
             self._processor = AutoImageProcessor.from_pretrained(folder, **HERE)
         except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError) as err:
-            raise _problem(f"the image processor of {folder.name} cannot be loaded: {str(err).strip().splitlines()[:1]}") from err
+            raise _problem(f"the image processor of {folder.name} cannot be loaded: {first_line(err)}") from err
         if not hasattr(self._processor, "post_process_object_detection"):
             raise _problem(f"{folder.name} finds no things in boxes; take a model for object detection")
         self._model = loaded(AutoModelForObjectDetection, "face_model", folder, torch.float32).to(self._device)

@@ -25,7 +25,7 @@ from sd_scripts.library.captioning.captioner import folder_of
 from sd_scripts.library.captioning.tagger import session_of
 from sd_scripts.library.captioning.vision_models import HERE, loaded
 from sd_scripts.library.core.devices import best_device
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError, Problem, first_line
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.rating import RatingSection
 
@@ -241,5 +241,4 @@ def _of(kind: Any, option: str, folder: Path) -> Any:
     try:
         return kind.from_pretrained(folder, **HERE)
     except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError) as err:
-        first = str(err).strip().split("\n", 1)[0] or type(err).__name__
-        raise OptionError(Problem(option, f"{option}: the processor of {folder.name} cannot be loaded: {first}")) from err
+        raise OptionError(Problem(option, f"{option}: the processor of {folder.name} cannot be loaded: {first_line(err)}")) from err

@@ -188,14 +188,6 @@ def _without_effect(sheet: KohyaSheet, key: str) -> None:
         sheet.skip(key, why.get(key, "it is for OFT and DyLoRA"))
 
 
-@rule("rank_dropout", "module_dropout", "network_dropout", "loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio")
-def _zero_is_off(sheet: KohyaSheet, key: str) -> None:
-    if is_off(sheet.value(key)):
-        sheet.skip(key, "0 is off")
-    else:
-        sheet.plain(key)
-
-
 @rule("lora_network_weights", "network_weights")
 def _start(sheet: KohyaSheet, key: str) -> None:
     if is_empty(sheet.value(key)):

@@ -206,7 +206,10 @@ def _bounds(sheet: KohyaSheet, key: str) -> None:
         _zero_is_none(sheet, key)
 
 
-@rule("min_snr_gamma", "scale_weight_norms", "max_validation_steps", "vae_batch_size", "caption_dropout_rate")
+@rule(
+    *("min_snr_gamma", "scale_weight_norms", "max_validation_steps", "vae_batch_size", "caption_dropout_rate", "rank_dropout"),
+    *("module_dropout", "network_dropout", "loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio"),
+)
 def _zero_is_none(sheet: KohyaSheet, key: str) -> None:
     if is_off(sheet.value(key)):
         sheet.skip(key, "0 is off")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -14,6 +13,7 @@ from sd_scripts.library.adapters.applying import AppliedAdapters, apply_adapters
 from sd_scripts.library.adapters.files import read
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.loading.common import tried
+from sd_scripts.runs.states import sha256
 from sd_scripts.schema.errors import OptionError, Problem
 
 
@@ -98,5 +98,4 @@ def content_hash(name: str) -> str:
 
 @lru_cache(maxsize=256)
 def _content_hash(path: Path, num_bytes: int, mtime_ns: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256(path)
