@@ -14,7 +14,7 @@ from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported, Importer
 from sd_scripts.schema.objective import SizeShift
-from sd_scripts.schema.sheet import MISSING, is_empty, is_off, number, shown
+from sd_scripts.schema.sheet import MISSING, is_empty, is_off, number, shown, unless_empty, unless_off
 
 from .command_lines import Command
 from .kohya.dataset_config import DEFAULTS as DATA_DEFAULTS
@@ -165,11 +165,9 @@ _VERSIONS = {"original": "image", "edit": "edit", "edit-2509": "edit-2509", "edi
 
 
 @rule("dit")
+@unless_empty
 def _transformer(sheet: KohyaSheet, key: str) -> None:
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    else:
-        sheet.take(key, "pretrained_model_name_or_path", sheet.value(key), "the transformer alone, with vae and text_encoder beside it")
+    sheet.take(key, "pretrained_model_name_or_path", sheet.value(key), "the transformer alone, with vae and text_encoder beside it")
 
 
 @rule(*FILES)
@@ -210,11 +208,9 @@ def _editing(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule("fp8_vl", "fp8_llm", "fp8_text_encoder", "fp8_t5")
+@unless_off
 def _encoder_bits(sheet: KohyaSheet, key: str) -> None:
-    if is_off(sheet.value(key)):
-        sheet.skip(key, "it is off")
-    else:
-        sheet.take(key, "text_encoder_quantization", "qfloat8", "with a scale for each row")
+    sheet.take(key, "text_encoder_quantization", "qfloat8", "with a scale for each row")
 
 
 @rule("timestep_sampling", "discrete_flow_shift", "sigmoid_scale", "logit_mean", "logit_std", "mode_scale", "weighting_scheme")

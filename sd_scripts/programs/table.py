@@ -24,7 +24,7 @@ from sd_scripts.schema.objective import SizeShift
 from sd_scripts.schema.optimizer import BY_NAME, SCHEDULE_FREE, ZOO
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.runs import RunOptions
-from sd_scripts.schema.sheet import MISSING, Sheet, fitted, is_empty, is_off, number, parts, shown, switch
+from sd_scripts.schema.sheet import MISSING, Sheet, fitted, is_empty, is_off, number, parts, shown, switch, unless_empty, unless_off
 
 DIFFUSERS_LINE = SizeShift((256, 0.5), (4096, 1.15))
 """By what diffusers' scheduler of flow matching shifts times with the image's size, where the model's own file says nothing else."""
@@ -310,11 +310,10 @@ def each(prefix: str, names: str, rule: Rule) -> Table:
 def to(option: str, note: str = "", convert: Callable[[object], object] | None = None) -> Rule:
     """The value of another option. Where a run has no such option, the row says for what it is."""
 
+    @unless_empty
     def rule(sheet: ForeignSheet, key: str) -> None:
         value = sheet.value(key)
-        if is_empty(value):
-            sheet.skip(key, "it is empty")
-        elif option not in sheet.known and is_off(value):
+        if option not in sheet.known and is_off(value):
             sheet.skip(key, "it is off")
         else:
             sheet.take(key, option, value if convert is None else convert(value), note)
@@ -325,11 +324,9 @@ def to(option: str, note: str = "", convert: Callable[[object], object] | None =
 def more_than_zero(option: str, note: str = "") -> Rule:
     """As `to`, where 0, or a switch that is off, is the same as nothing."""
 
+    @unless_off
     def rule(sheet: ForeignSheet, key: str) -> None:
-        if is_off(sheet.value(key)):
-            sheet.skip(key, "it is off")
-        else:
-            to(option, note)(sheet, key)
+        to(option, note)(sheet, key)
 
     return TwoWay(rule, option, lambda value: value)
 
@@ -337,12 +334,10 @@ def more_than_zero(option: str, note: str = "") -> Rule:
 def here(option: str, note: str = "", convert: Callable[[object], object] | None = None) -> Rule:
     """An option of the data set that the key stands in."""
 
+    @unless_empty
     def rule(sheet: ForeignSheet, key: str) -> None:
         value = sheet.value(key)
-        if is_empty(value):
-            sheet.skip(key, "it is empty")
-        else:
-            sheet.set_here(key, option, value if convert is None else convert(value), note)
+        sheet.set_here(key, option, value if convert is None else convert(value), note)
 
     return TwoWay(rule, _OF_RUN.get(option, option), lambda value: value)
 
@@ -361,11 +356,9 @@ def folder_here() -> Rule:
 def switched_here(option: str, note: str = "") -> Rule:
     """A switch of the data set that the key stands in; off says nothing."""
 
+    @unless_off
     def rule(sheet: ForeignSheet, key: str) -> None:
-        if is_off(sheet.value(key)):
-            sheet.skip(key, "it is off")
-        else:
-            sheet.set_here(key, option, switch(sheet.value(key)) if switch(sheet.value(key)) is not None else sheet.value(key), note)
+        sheet.set_here(key, option, switch(sheet.value(key)) if switch(sheet.value(key)) is not None else sheet.value(key), note)
 
     return TwoWay(rule, option, lambda value: value)
 
@@ -414,10 +407,9 @@ def words(option: str, meanings: Mapping[str, object], otherwise: str) -> Rule:
 def where(condition: Callable[[ForeignSheet], bool], rule: Rule, why: str) -> Rule:
     """A rule that counts under a condition alone; else nothing is lost, and why says it."""
 
+    @unless_empty
     def chosen(sheet: ForeignSheet, key: str) -> None:
-        if is_empty(sheet.value(key)):
-            sheet.skip(key, "it is empty")
-        elif condition(sheet):
+        if condition(sheet):
             rule(sheet, key)
         else:
             sheet.skip(key, why)
@@ -428,11 +420,9 @@ def where(condition: Callable[[ForeignSheet], bool], rule: Rule, why: str) -> Ru
 def switch_to(option: str, value: object) -> Rule:
     """A switch that gives another option this value when it is on."""
 
+    @unless_off
     def rule(sheet: ForeignSheet, key: str) -> None:
-        if is_off(sheet.value(key)):
-            sheet.skip(key, "it is off")
-        else:
-            sheet.take(key, option, value)
+        sheet.take(key, option, value)
 
     return TwoWay(rule, option, lambda given: True if given == value else None)
 
@@ -488,10 +478,9 @@ def among(names: str, rule: Rule) -> Rule:
     """A rule for all keys of a table that the program has; what it adds later is unknown."""
     known = frozenset(names.split())
 
+    @unless_empty
     def chosen(sheet: ForeignSheet, key: str) -> None:
-        if is_empty(sheet.value(key)):
-            sheet.skip(key, "it is empty")
-        elif known.isdisjoint(re.split(r"[.\[\]]+", key)[1:]):
+        if known.isdisjoint(re.split(r"[.\[\]]+", key)[1:]):
             sheet.unknown(key, sheet.program, sorted(known))
         else:
             rule(sheet, key)

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from sd_scripts.families import FACTS, RUNS
 
@@ -321,6 +321,27 @@ class Sheet:
         if winners:
             self.conflicts.append(f"{option} = {shown(left)} gave way to {', '.join(winners)}: {problem.message.partition(';')[0]}.{stays}")
         return True
+
+
+S = TypeVar("S", bound=Sheet)
+
+
+def unless_empty(rule: Callable[[S, str], None]) -> Callable[[S, str], None]:
+    """A rule of a key that says something; an empty one is passed over."""
+
+    def asked(sheet: S, key: str) -> None:
+        sheet.skip(key, "it is empty") if is_empty(sheet.value(key)) else rule(sheet, key)
+
+    return asked
+
+
+def unless_off(rule: Callable[[S, str], None]) -> Callable[[S, str], None]:
+    """A rule of a switch, or of a number that counts above 0; one that is off is passed over."""
+
+    def asked(sheet: S, key: str) -> None:
+        sheet.skip(key, "it is off") if is_off(sheet.value(key)) else rule(sheet, key)
+
+    return asked
 
 
 def shown(value: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sd_scripts.schema.sheet import is_empty, is_off, number, shown, switch
+from sd_scripts.schema.sheet import is_empty, is_off, number, shown, switch, unless_empty, unless_off
 
 from ..table import NOT_HERE, ForeignSheet, Table, each, folder_here, here, only, sides_here, switched_here, unneeded
 
@@ -52,11 +52,9 @@ def _ending(value: object) -> str:
     return text if text.startswith(".") else f".{text}"
 
 
+@unless_empty
 def _default_caption(sheet: ForeignSheet, key: str) -> None:
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    else:
-        sheet.set_here(key, "class_tokens", sheet.value(key), "the caption of images that have none")
+    sheet.set_here(key, "class_tokens", sheet.value(key), "the caption of images that have none")
 
 
 def _frames(sheet: ForeignSheet, key: str) -> None:
@@ -66,11 +64,9 @@ def _frames(sheet: ForeignSheet, key: str) -> None:
         sheet.lose(key, "videos are not trained on; images are")
 
 
+@unless_off
 def _regularises(sheet: ForeignSheet, key: str) -> None:
-    if is_off(sheet.value(key)):
-        sheet.skip(key, "it is off")
-    else:
-        sheet.set_here(key, "is_reg", True, "regularisation images are repeated until there are as many as others")
+    sheet.set_here(key, "is_reg", True, "regularisation images are repeated until there are as many as others")
 
 
 def _cached(sheet: ForeignSheet, key: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sd_scripts.schema.sheet import is_empty, is_off
+from sd_scripts.schema.sheet import is_empty, is_off, unless_empty, unless_off
 
 from ..table import NOT_HERE, ForeignSheet, Rule, Table, each, more_than_zero, only, quantized, targets, to, unneeded, where
 
@@ -21,10 +21,9 @@ def _bits(sheet: ForeignSheet, key: str) -> None:
         quantized(sheet, key, kind, "text_encoder_quantization" if text else "transformer_quantization")
 
 
+@unless_empty
 def _assistant(sheet: ForeignSheet, key: str) -> None:
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    elif "training_adapter" in sheet.known:
+    if "training_adapter" in sheet.known:
         sheet.take(key, "training_adapter", sheet.value(key))
     else:
         sheet.lose(key, "a LoRA that is on while training only is not used by this family; base_weights merges one for good")
@@ -47,20 +46,16 @@ def _text_files(sheet: ForeignSheet, key: str) -> None:
             sheet.put(vae, value, key)
 
 
+@unless_off
 def _offloaded(sheet: ForeignSheet, key: str) -> None:
-    if is_off(sheet.value(key)):
-        sheet.skip(key, "it is off")
-    else:
-        sheet.lose(key, "layers are not moved one by one; set blocks_to_swap to as many of the network's blocks as do not fit")
+    sheet.lose(key, "layers are not moved one by one; set blocks_to_swap to as many of the network's blocks as do not fit")
 
 
 def _shown_pieces(option: str) -> Any:
+    @unless_empty
     def rule(sheet: ForeignSheet, key: str) -> None:
         value = sheet.value(key)
-        if is_empty(value):
-            sheet.skip(key, "it is empty")
-        else:
-            sheet.take(key, option, targets(value if isinstance(value, list) else [value]), "pieces of names, as there")
+        sheet.take(key, option, targets(value if isinstance(value, list) else [value]), "pieces of names, as there")
 
     return rule
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
-from sd_scripts.schema.sheet import is_empty, is_off, number
+from sd_scripts.schema.sheet import is_empty, is_off, number, unless_off
 
 from ..table import (
     ARGUMENT_NAMES,
@@ -203,10 +203,9 @@ def _preservation(sheet: ForeignSheet, key: str) -> None:
         sheet.skip(key, "it belongs to a preservation that is not here")
 
 
+@unless_off
 def _text_trained(sheet: ForeignSheet, key: str) -> None:
-    if is_off(sheet.value(key)):
-        sheet.skip(key, "it is off")
-    elif "train_text_encoder" not in sheet.known:
+    if "train_text_encoder" not in sheet.known:
         sheet.lose(key, "this family's text encoder stays as it is")
     else:
         sheet.take(key, "train_text_encoder", True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sd_scripts.schema import kohya_words as words
-from sd_scripts.schema.sheet import is_empty, is_off, shown
+from sd_scripts.schema.sheet import is_empty, is_off, shown, unless_off
 
 from .sheet import KohyaSheet, Table, families_of, named, rules
 
@@ -14,10 +14,9 @@ _FUSED = named("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused
 
 
 @rule("fp8_base", "fp8_base_unet", "fp8_scaled")
+@unless_off
 def _few_bits(sheet: KohyaSheet, key: str) -> None:
-    if is_off(sheet.value(key)):
-        sheet.skip(key, "it is off")
-    elif sheet.run.method == "full":
+    if sheet.run.method == "full":
         sheet.skip(key, "it is for adapters: weights that are trained themselves stay as they are")
     elif key in words.LACKING.get(sheet.run.script, ()):
         sheet.skip(key, "sd-scripts leaves it out for this family; set transformer_quantization if it is meant")
@@ -28,10 +27,8 @@ def _few_bits(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule("cpu_offload_checkpointing", "unsloth_offload_checkpointing")
+@unless_off
 def _offloaded_checkpoints(sheet: KohyaSheet, key: str) -> None:
-    if is_off(sheet.value(key)):
-        sheet.skip(key, "it is off")
-        return
     sheet.put("gradient_checkpointing", True, key)
     sheet.take(key, "gradient_checkpointing_cpu_offload", True, "with gradient_checkpointing, which it turns on")
 
@@ -65,10 +62,9 @@ def _swapped(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule(*_FUSED)
+@unless_off
 def _fused(sheet: KohyaSheet, key: str) -> None:
-    if is_off(sheet.value(key)):
-        sheet.skip(key, "it is off")
-    elif sheet.is_of_others(key):
+    if sheet.is_of_others(key):
         sheet.skip(key, f"it is for {families_of(key)}")
     elif sheet.run.method != "full":
         sheet.skip(key, "an adapter's gradients are small")

@@ -8,7 +8,7 @@ import math
 from sd_scripts.families import FACTS
 from sd_scripts.schema import kohya_words as words
 from sd_scripts.schema.kohya_words import AdapterType
-from sd_scripts.schema.sheet import is_empty, is_off, number, parts, shown
+from sd_scripts.schema.sheet import is_empty, is_off, number, parts, shown, unless_empty, unless_off
 
 from .sheet import KOHYA, TYPES_OF_FAMILIES, KohyaSheet, Table, rules
 
@@ -147,10 +147,9 @@ def _kronecker(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule("dora_wd")
+@unless_off
 def _dora(sheet: KohyaSheet, key: str) -> None:
-    if is_off(sheet.value(key)):
-        sheet.skip(key, "it is off")
-    elif _ours(sheet) == "dora":
+    if _ours(sheet) == "dora":
         sheet.write(key, "renamed", "network_type = dora")
     else:
         sheet.lose(key, f"weights are decomposed (DoRA) for LoRA only, not for {_ours(sheet)}")
@@ -189,10 +188,9 @@ def _without_effect(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule("lora_network_weights", "network_weights")
+@unless_empty
 def _start(sheet: KohyaSheet, key: str) -> None:
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    elif key == "lora_network_weights" and not is_empty(sheet.value("network_weights")):
+    if key == "lora_network_weights" and not is_empty(sheet.value("network_weights")):
         sheet.skip(key, "network_weights says it")
     else:
         sheet.take(key, "network_weights", sheet.value(key))
@@ -314,11 +312,9 @@ def _patterns(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule("train_llm_adapter")
+@unless_off
 def _conditioner(sheet: KohyaSheet, key: str) -> None:
-    if is_off(sheet.value(key)):
-        sheet.skip(key, "it is off")
-    else:
-        sheet.lose(key, "the text conditioner stays as it is here; the transformer alone has an adapter")
+    sheet.lose(key, "the text conditioner stays as it is here; the transformer alone has an adapter")
 
 
 # --- rates ----------------------------------------------------------------------------------------------------------
@@ -370,10 +366,9 @@ def _rate(sheet: KohyaSheet, key: str) -> None:
 
 
 @rate("unet_lr")
+@unless_empty
 def _unet_rate(sheet: KohyaSheet, key: str) -> None:
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    elif not sheet.trains_unet:
+    if not sheet.trains_unet:
         sheet.write(key, "renamed", "train_unet = off, because it is 0 and text_encoder_lr is not")
     elif is_off(sheet.value(key)) and sheet.page:
         sheet.skip(key, "0 means learning_rate")

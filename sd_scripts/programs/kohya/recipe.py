@@ -7,7 +7,7 @@ import shlex
 
 from sd_scripts.schema import kohya_words as words
 from sd_scripts.schema.optimizer import SCHEDULE_FREE, ZOO
-from sd_scripts.schema.sheet import is_empty, is_off
+from sd_scripts.schema.sheet import is_empty, is_off, unless_empty, unless_off
 
 from ..table import DIFFUSERS_LINE, size_shift, takes
 from .sheet import KohyaSheet, Table, rules
@@ -54,10 +54,9 @@ def _optimizer_type(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule("use_8bit_adam", "use_lion_optimizer")
+@unless_off
 def _old_optimizer(sheet: KohyaSheet, key: str) -> None:
-    if is_off(sheet.value(key)):
-        sheet.skip(key, "it is off")
-    elif not is_empty(sheet.first("optimizer", "optimizer_type")):
+    if not is_empty(sheet.first("optimizer", "optimizer_type")):
         sheet.skip(key, "the optimizer is named as well")
     else:
         sheet.take(key, "optimizer_type", words.SWITCHES[key]["optimizer_type"])
@@ -125,10 +124,9 @@ def _schedule_class(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule("lr_scheduler_args")
+@unless_empty
 def _schedule_args(sheet: KohyaSheet, key: str) -> None:
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    elif not is_empty(sheet.value("lr_scheduler_type")):
+    if not is_empty(sheet.value("lr_scheduler_type")):
         sheet.lose(key, "they are arguments of a class that is not used; see lr_scheduler_min_lr_ratio for a floor")
     else:
         sheet.take(key, key, arguments(sheet.value(key)))

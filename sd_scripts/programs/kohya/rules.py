@@ -12,7 +12,7 @@ from sd_scripts.families import FACTS
 from sd_scripts.schema import kohya_words as words
 from sd_scripts.schema import prompts
 from sd_scripts.schema.samples import SAMPLERS, SampleOptions, samplers_of
-from sd_scripts.schema.sheet import is_empty, is_off, number, parts, shown
+from sd_scripts.schema.sheet import is_empty, is_off, number, parts, shown, unless_empty, unless_off
 
 from .sheet import KOHYA, NAMES, OPTIONS, KohyaSheet, Table, named, rules
 
@@ -132,10 +132,9 @@ def _other_family(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule("pretrained_model_name_or_path")
+@unless_empty
 def _base(sheet: KohyaSheet, key: str) -> None:
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    elif sheet.other_family:
+    if sheet.other_family:
         sheet.refuse(key, f"it is a model of another family; choose one for {sheet.run.label}")
     else:
         sheet.take(key, key, sheet.value(key))
@@ -231,11 +230,9 @@ def _folders(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule("max_resolution")
+@unless_empty
 def _resolution(sheet: KohyaSheet, key: str) -> None:
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    else:
-        sheet.take(key, "resolution", sheet.value(key))
+    sheet.take(key, "resolution", sheet.value(key))
 
 
 @rule("bucket_reso_steps")
@@ -322,11 +319,9 @@ def _zeros(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule("no_metadata")
+@unless_off
 def _metadata(sheet: KohyaSheet, key: str) -> None:
-    if is_off(sheet.value(key)):
-        sheet.skip(key, "it is off")
-    else:
-        sheet.take(key, "metadata", words.SWITCHES[key]["metadata"])
+    sheet.take(key, "metadata", words.SWITCHES[key]["metadata"])
 
 
 # --- previews -------------------------------------------------------------------------------------------------------
@@ -401,12 +396,10 @@ def _file_kind(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule("save_precision")
+@unless_empty
 def _file_precision(sheet: KohyaSheet, key: str) -> None:
     value = sheet.value(key)
-    if is_empty(value):
-        sheet.skip(key, "it is empty")
-    else:
-        sheet.take(key, key, words.FILE_PRECISIONS.get(str(value), value))
+    sheet.take(key, key, words.FILE_PRECISIONS.get(str(value), value))
 
 
 @rule("save_state", "save_state_on_train_end")
@@ -435,11 +428,9 @@ def _intervals(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule("resume")
+@unless_empty
 def _resume(sheet: KohyaSheet, key: str) -> None:
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    else:
-        sheet.lose(key, "training states of other programs cannot be continued; give the last saved adapter as network_weights")
+    sheet.lose(key, "training states of other programs cannot be continued; give the last saved adapter as network_weights")
 
 
 @rule("log_with")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import PureWindowsPath
 
 from sd_scripts.runs.layers import layers_of
-from sd_scripts.schema.sheet import is_empty, is_off, shown
+from sd_scripts.schema.sheet import is_empty, is_off, shown, unless_off
 
 from ..table import BITS, ForeignSheet, Rule, Table, TwoWay, each, more_than_zero, only, quantized, targets, to, unneeded, where
 
@@ -291,10 +291,9 @@ def _kind(sheet: ForeignSheet, key: str) -> None:
         sheet.take(key, "network_type", "dora" if kind == "lora" and sheet.on("lora_decompose") else kind)
 
 
+@unless_off
 def _decomposed(sheet: ForeignSheet, key: str) -> None:
-    if is_off(sheet.value(key)):
-        sheet.skip(key, "it is off")
-    elif key == "lora_decompose" and str(sheet.value("peft_type") or "LORA") == "LORA":
+    if key == "lora_decompose" and str(sheet.value("peft_type") or "LORA") == "LORA":
         sheet.take(key, "network_type", "dora")
     elif key == "lora_decompose":
         sheet.lose(key, "weights are decomposed (DoRA) for LoRA only")

@@ -12,7 +12,7 @@ from typing import Any
 
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported, Importer
-from sd_scripts.schema.sheet import is_empty, is_off, parts, shown
+from sd_scripts.schema.sheet import is_empty, is_off, parts, shown, unless_off
 
 from ..table import (
     DIFFUSERS_LINE,
@@ -264,11 +264,9 @@ def _text_encoder(sheet: ForeignSheet, key: str) -> None:
         sheet.put("cache_text_encoder_outputs", False, key)
 
 
+@unless_off
 def _offloaded(sheet: ForeignSheet, key: str) -> None:
-    if is_off(sheet.value(key)):
-        sheet.skip(key, "it is off")
-    else:
-        sheet.lose(key, "layers are not moved one by one; set blocks_to_swap to as many of the network's blocks as do not fit")
+    sheet.lose(key, "layers are not moved one by one; set blocks_to_swap to as many of the network's blocks as do not fit")
 
 
 def _targets(sheet: ForeignSheet, key: str) -> None:
