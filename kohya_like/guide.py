@@ -174,7 +174,7 @@ def _settings(context: Context, answers: Mapping[str, Any]) -> Iterator[Line]:
     if view.bad:
         values["on_bad_image"] = "skip"
         rows.append(_Row("on_bad_image", "skip", f"{_images(len(view.bad))} cannot be read: {'; '.join(view.bad[:3])}"))
-    notes += _remarks(view, gib, base)
+    notes += _remarks(view, base)
     run = preset.run
     shown = [
         {"label": row.setting if row.setting == "Recipe" else label(row.setting, run.family), "option": row.setting} | vars(row)
@@ -306,7 +306,7 @@ def _about_held_out(view: dataset_view.View, preset: presets.Preset, values: dic
     return [_Row("validation_split", str(split), "the loss of held-out images tells which checkpoint to keep")]
 
 
-def _remarks(view: dataset_view.View, gib: float | None, base: str) -> list[str]:
+def _remarks(view: dataset_view.View, base: str) -> list[str]:
     """What the images lack."""
     trained = [image for image in view.plan.images if not view.plan.subsets[image.subset].is_reg]
     notes = []

@@ -17,6 +17,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -87,7 +88,6 @@ class Live:
         self.supervisor = supervisor
         self.gpus = gpu.Sampler()
         self._watched: OrderedDict[Path, _Watched] = OrderedDict()
-        self._thumbnails: OrderedDict[tuple[Path, int], bytes] = OrderedDict()
         self._stopping: dict[str, float] = {}
         self._lock = threading.Lock()
 
@@ -294,27 +294,24 @@ class Live:
         finally:
             self._stopping.pop(key, None)
 
-    def thumbnail(self, file: Path) -> bytes:
-        """A small WebP of a preview. Raises OSError for what is no image or one of absurd size."""
-        key = file, file.stat().st_mtime_ns
-        with self._lock:
-            if key in self._thumbnails:
-                self._thumbnails.move_to_end(key)
-                return self._thumbnails[key]
-        try:
-            with Image.open(file) as image:
-                image.draft("RGB", (2 * THUMBNAIL_PIXELS, 2 * THUMBNAIL_PIXELS))
-                small = image.convert("RGB")
-        except (UnidentifiedImageError, Image.DecompressionBombError) as err:
-            raise OSError(f"{file.name} is not an image that can be shown") from err
-        small.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
-        stream = io.BytesIO()
-        small.save(stream, "WEBP", quality=82)
-        with self._lock:
-            self._thumbnails[key] = stream.getvalue()
-            while len(self._thumbnails) > MAX_THUMBNAILS:
-                self._thumbnails.popitem(last=False)
-        return stream.getvalue()
+
+def thumbnail(file: Path) -> bytes:
+    """A small WebP of a preview. Raises OSError for what is no image or one of absurd size."""
+    return _thumbnail(file, file.stat().st_mtime_ns)
+
+
+@lru_cache(MAX_THUMBNAILS)
+def _thumbnail(file: Path, _time: int) -> bytes:
+    try:
+        with Image.open(file) as image:
+            image.draft("RGB", (2 * THUMBNAIL_PIXELS, 2 * THUMBNAIL_PIXELS))
+            small = image.convert("RGB")
+    except (UnidentifiedImageError, Image.DecompressionBombError) as err:
+        raise OSError(f"{file.name} is not an image that can be shown") from err
+    small.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
+    stream = io.BytesIO()
+    small.save(stream, "WEBP", quality=82)
+    return stream.getvalue()
 
 
 def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
@@ -401,7 +398,7 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         if request.query_params.get("size") != "thumb":
             return FileResponse(file, headers=cached)
         try:
-            return Response(live.thumbnail(file), media_type="image/webp", headers=cached)
+            return Response(thumbnail(file), media_type="image/webp", headers=cached)
         except OSError:
             # Half-written, or damaged: the page shows its place holder and asks again.
             return JsonAnswer({"detail": "This image cannot be shown."}, 404)

@@ -57,7 +57,7 @@ def page(job: Job) -> bytes:
         _section("What it reached", _table(_figures(job, progress))),
         _section("Loss", _curve(progress)),
         _section("Previews", _previews(job, progress, hidden)),
-        *_settings(job, hidden),
+        *_settings(hidden),
         _section("Warnings", _table((hidden.out_of(text), f"{count} x") for text, count in progress.warnings.items())),
         _section("Receipts", _table(_receipts(job, progress, hidden))),
     ]
@@ -154,7 +154,7 @@ def _image(file: Path, words: str) -> str:
     return f'<img class="{"tiny" if tiny else ""}" alt="{_text(words)}" src="data:image/webp;base64,{data}">'
 
 
-def _settings(job: Job, hidden: Hidden) -> Iterator[str]:
+def _settings(hidden: Hidden) -> Iterator[str]:
     """What differs from the defaults, and folded away, everything."""
     options = hidden.options
     if options is None:

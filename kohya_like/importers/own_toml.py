@@ -10,7 +10,7 @@ from sd_scripts.families import RUNS
 from sd_scripts.programs.command_lines import Command, clear
 from sd_scripts.schema import flat
 from sd_scripts.schema.imported import Imported
-from sd_scripts.schema.sheet import MISSING, Sheet, is_empty
+from sd_scripts.schema.sheet import Sheet
 
 ORIGIN = "configuration of this program (TOML)"
 
@@ -23,10 +23,10 @@ def of_line(command: Command) -> Imported | None:
     known, unclear = clear(command.options)
     off = {name[3:]: False for name in known if name.startswith("no_") and name not in flat.fields(run)}
     given = {name: value for name, value in known.items() if name[3:] not in off or not name.startswith("no_")}
-    return imported({"script": run.script, **given, **off}, command.name, unclear)
+    return imported({"script": run.script, **given, **off}, unclear)
 
 
-def imported(given: Mapping[str, object], name: str, unclear: Mapping[str, tuple[object, str]] = MappingProxyType({})) -> Imported:
+def imported(given: Mapping[str, object], unclear: Mapping[str, tuple[object, str]] = MappingProxyType({})) -> Imported:
     """The settings of a file whose `script` says what it is for, taken as they are. Raises OptionError for a script that is not here.
 
     unclear: what stands in it in words that only a shell knows, with a sentence for each.
@@ -35,11 +35,8 @@ def imported(given: Mapping[str, object], name: str, unclear: Mapping[str, tuple
     sheet = Sheet(run, given)
     for key in given:
         _row(sheet, key)
-    missing = dict(MISSING)
-    if not is_empty(sheet.value("dataset_config")):
-        del missing["train_data_dir"]
     sheet.ask(unclear, _row)
-    return sheet.settle(f"{ORIGIN}: {run.label}", missing)
+    return sheet.settle(f"{ORIGIN}: {run.label}")
 
 
 def _row(sheet: Sheet, key: str) -> None:

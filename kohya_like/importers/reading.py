@@ -131,7 +131,7 @@ def _of_json(name: str, text: str, opened: Opened) -> Imported:
 def _of_toml(name: str, text: str, opened: Opened) -> Imported:
     tables, ours = _tables(name, text), own(name, text)
     if ours is not None:
-        return own_toml.imported(ours, name)
+        return own_toml.imported(ours)
     if (importer := opened.owner(name, tables, ".toml")) is not None:
         return importer.read(name, opened.with_data(tables))
     if (found := _of_data(name, tables, opened.run)) is not None:

@@ -14,7 +14,7 @@ from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported, Importer
 from sd_scripts.schema.objective import SizeShift
-from sd_scripts.schema.sheet import MISSING, is_empty, is_off, number, shown, unless_empty, unless_off
+from sd_scripts.schema.sheet import is_empty, is_off, number, shown, unless_empty, unless_off
 
 from .command_lines import Command
 from .kohya.dataset_config import DEFAULTS as DATA_DEFAULTS
@@ -128,13 +128,10 @@ def _imported(
     for option, default in _DEFAULTS.items() if command is None or not command.lacks_its_file else ():
         if option not in said and sheet.has(option, default):
             sheet.assume_if_other(option, default, PROGRAM)
-    missing = dict(MISSING)
-    if not is_empty(sheet.value("dataset_config")):
-        del missing["train_data_dir"]
     if command is not None:
         sheet.ask(unclear, rule_of(sheet, table))
         told_of_files(sheet, command)
-    return sheet.settle(f"{origin}: {run.label}", missing)
+    return sheet.settle(f"{origin}: {run.label}")
 
 
 def _model(given: Mapping[str, object]) -> str:

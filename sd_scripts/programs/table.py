@@ -92,10 +92,7 @@ class ForeignSheet(Sheet):
         self._place_sets()
         for option, value in defaults.items():
             self.assume_if_other(option, value, self.program)
-        missing = dict(MISSING)
-        if not is_empty(self.values.get("dataset_config")):
-            del missing["train_data_dir"]
-        return self.settle(f"{origin}: {self.run.label}", missing)
+        return self.settle(f"{origin}: {self.run.label}")
 
     def finish_data(self, origin: str, needs_images: bool) -> Imported:
         """The import of a file that describes data alone: its values, defaults among them, are for a form that is filled already."""

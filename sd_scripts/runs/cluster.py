@@ -140,7 +140,7 @@ def files(options: RunOptions, cluster: ClusterSection, stamp: str | None = None
     run_dir = cluster.run_dir or f"{options.output.output_dir}/{stamp}-{options.output.output_name}"
     shared = {"config.toml": toml_files.to_toml(portable(options, cluster)), "train.sh": train_script(options, cluster, run_dir)}
     made = {"slurm": _slurm, "torchrun": _torchrun, "kubernetes": _kubernetes}[cluster.kind](options, cluster, run_dir, shared)
-    return {"README.md": _readme(options, cluster, run_dir, made), **made}
+    return {"README.md": _readme(options, cluster, run_dir), **made}
 
 
 def raise_problems(options: RunOptions, cluster: ClusterSection) -> None:
@@ -584,7 +584,7 @@ def _mismatches(config: dict[str, Any], service: dict[str, Any], job: dict[str, 
 # What a person does with them.
 
 
-def _readme(options: RunOptions, cluster: ClusterSection, run_dir: str, made: dict[str, str]) -> str:
+def _readme(options: RunOptions, cluster: ClusterSection, run_dir: str) -> str:
     paths = sorted({run_dir, _project_dir(cluster), *_paths(options)})
     steps = {"slurm": _SLURM_STEPS, "torchrun": _TORCHRUN_STEPS, "kubernetes": _KUBERNETES_STEPS}[cluster.kind]
     machines = "one machine" if cluster.machines == 1 else f"{cluster.machines} machines"

@@ -273,11 +273,14 @@ class Sheet:
             return [str(item) for item in given] == [str(item) for item in default]
         return (type(value) is type(default) and value == default) or (isinstance(value, int | float) and value == default)
 
-    def settle(self, origin: str, missing: Mapping[str, str]) -> Imported:
+    def settle(self, origin: str, missing: Mapping[str, str] | None = None) -> Imported:
         """The import, with every value that the schema refuses turned into a row that says why.
 
-        missing: for each option that a run needs and the file may lack, what to tell the person.
+        missing: for each option that a run needs and the file may lack, what to tell the person; None are the usual ones.
         """
+        if missing is None:
+            has_images = not is_empty(self.values.get("dataset_config"))
+            missing = {name: text for name, text in MISSING.items() if not (has_images and name == "train_data_dir")}
         stand_ins = {name: self._stand_in(name) for name in missing if name not in self.values}
         needed = [f"{name}: {missing[name]}" for name in stand_ins]
         while True:

@@ -71,7 +71,7 @@ def plan_layers(parts: Parts, options: AdapterOptions, targets: Mapping[str, lis
             problems.append(Problem(option, f"{option}: {pattern!r} decides about no layer; {_looks(chosen)}"))
     refuse(problems)
     plans = [plan for name in chosen if (plan := _plan(name, bases[name], options, ranks)) is not None]
-    problems = _empty_problems(plans, chosen, modules, bases, options)
+    problems = _empty_problems(plans, modules, bases, options)
     refuse(problems)
     return plans
 
@@ -146,9 +146,7 @@ def _oft_plan(name: str, base: nn.Module, options: AdapterOptions) -> LayerPlan 
     return LayerPlan(name, side, 1.0) if side > 1 else None
 
 
-def _empty_problems(
-    plans: list[LayerPlan], chosen: list[str], modules: list[str], bases: Mapping[str, nn.Module], options: AdapterOptions
-) -> list[Problem]:
+def _empty_problems(plans: list[LayerPlan], modules: list[str], bases: Mapping[str, nn.Module], options: AdapterOptions) -> list[Problem]:
     """Options that ended up without any layer."""
     problems = []
     covered = {plan.module for plan in plans}

@@ -63,7 +63,7 @@ def merge_files(options: MergeSection) -> Report:
             spool.add(in_precision(tensors, dtype))
             ranks.update(len(tensor) for name, tensor in tensors.items() if name.endswith(("lora_down.weight", "lora_A.weight")))
         sources = [file.file for file in files]
-        spool.finish(_header(sources, files[0], texts, sorted(ranks.elements()), alpha, options.save_model_as))
+        spool.finish(_header(sources, files[0], texts, sorted(ranks.elements()), alpha))
     relative = math.sqrt(error / energy) if energy else 0.0
     label, size = files[0].layers.architecture.label, size_text(target.stat().st_size)
     lines = [f"merged {len(files)} LoRA files for {label}: {target.name}, {size}, {sum(ranks.values())} layers, rank {_range(ranks)}"]
@@ -167,7 +167,7 @@ def _common_rank(file: AdapterFile) -> int:
 
 
 def _header(
-    sources: Sequence[TensorFile], first: AdapterFile, texts: Mapping[str, str], ranks: Sequence[int], alpha: float, layout: SaveModelAs
+    sources: Sequence[TensorFile], first: AdapterFile, texts: Mapping[str, str], ranks: Sequence[int], alpha: float
 ) -> dict[str, str]:
     version = first.layers.architecture.version
     changes = network_texts(ranks, [alpha]) | {"ss_v2": str(version.is_v2)} | dict(texts)

@@ -10,7 +10,7 @@ from sd_scripts.families import FACTS, RUNS
 from sd_scripts.schema import flat, kohya_words, legacy
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported, Row
-from sd_scripts.schema.sheet import MISSING, is_empty, is_off, number, switch
+from sd_scripts.schema.sheet import is_empty, is_off, number, switch
 
 from ..command_lines import Command, clear
 from .memory import MEMORY
@@ -139,16 +139,13 @@ def _imported(given: Mapping[str, object], name: str, page: bool, command: Comma
     who_is_trained(sheet)
     if command is None or not command.lacks_its_file:
         _assume(sheet, unclear)
-    missing = dict(MISSING)
-    if not is_empty(sheet.value("dataset_config")):
-        del missing["train_data_dir"]
     if command is not None:
         sheet.ask(unclear, rule_of(sheet))
         told_of_files(sheet, command)
     origin = f"{JSON_ORIGIN if page else LINE_ORIGIN if command is not None else TOML_ORIGIN}: {run.label}, told by {told_by}"
     if other:
         sheet.conflicts.append(f"{name or 'The file'} is for {told_by}; its recipe was put on {run.label}, so choose a base model")
-    return sheet.settle(origin, missing)
+    return sheet.settle(origin)
 
 
 def fill(sheet: KohyaSheet, split: Mapping[str, list[str]], table: Table | None = None) -> None:

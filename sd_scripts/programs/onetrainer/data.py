@@ -109,7 +109,7 @@ def _balance(sheet: ForeignSheet, key: str) -> None:
         sheet.set_here(key, "num_repeats", repeats, "whole numbers" if repeats != sheet.number(key) else "")
 
 
-def _tags(option: str, convert: Any = None) -> Rule:
+def _tags(option: str) -> Rule:
     """A setting of tags, which counts while its switch is on."""
 
     def rule(sheet: ForeignSheet, key: str) -> None:

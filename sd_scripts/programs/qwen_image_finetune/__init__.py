@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sd_scripts.schema.imported import Imported, Importer
-from sd_scripts.schema.sheet import MISSING, Sheet, is_empty
+from sd_scripts.schema.sheet import Sheet
 
 from .configuration import looks_like, translate
 from .models import PROGRAM
@@ -32,10 +32,7 @@ def read(name: str, given: Mapping[str, Any]) -> Imported:
             sheet.write(one.key, "unknown", one.text)
         else:
             sheet.refuse(one.key, one.text)
-    missing = dict(MISSING)
-    if not is_empty(sheet.values.get("dataset_config")):
-        del missing["train_data_dir"]
-    return sheet.settle(f"{ORIGIN}: {found.run.label}", missing)
+    return sheet.settle(f"{ORIGIN}: {found.run.label}")
 
 
 IMPORTER = Importer(f"a {PROGRAM} configuration (.yaml)", (".yaml", ".yml"), looks_like, read)

@@ -103,7 +103,7 @@ class DrawingForecaster:
         host = self._host(
             options, devices, card, all_weights, [more["activations"] for part, _, _, more in stages if not there[part]], phases
         )
-        notes = _notes(options, devices, card, network, host)
+        notes = _notes(devices, card, network, host)
         return Forecast(tuple(phases), published, notes, host, psutil.virtual_memory().total)
 
     def num_blocks(self, options: PredictOptions) -> int:
@@ -249,7 +249,7 @@ def _adapters(options: PredictOptions, dtype: torch.dtype) -> int:
     return numbers * dtype.itemsize
 
 
-def _notes(options: PredictOptions, devices: Devices, card: torch.device, network: WeighedNetwork, host: int) -> tuple[str, ...]:
+def _notes(devices: Devices, card: torch.device, network: WeighedNetwork, host: int) -> tuple[str, ...]:
     found = [f"Drawing needs {host / GIB:.1f} GiB of host RAM.", *about_host(host, psutil.virtual_memory().total, network.at_home)]
     one, vae, text = devices.transformer, devices.vae, devices.text_encoder
     elsewhere = {
