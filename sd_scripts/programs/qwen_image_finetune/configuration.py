@@ -1,6 +1,6 @@
 """Configurations of qwen-image-finetune (YAML, its first schema and the later one) in our options.
 
-Pure: a mapping in, findings out, one for every key. The studio shows them as rows; their values build a run. The keys, and what
+Pure: a mapping in, a sheet out, with a row for every key. The studio shows the rows; the values build a run. The keys, and what
 that program does with them are those of its commits ab39db6 (2025-08) and 460ba1a (2026-03).
 """
 
@@ -18,7 +18,7 @@ from sd_scripts.schema.outside import yaml_of
 from sd_scripts.schema.runs import RunOptions
 
 from ..table import kind_of_run
-from .keys import PLAIN, SEED_KEYS, KeyReader, Translation
+from .keys import PLAIN, SEED_KEYS, KeyReader
 from .models import DEFAULT, MODELS, PROGRAM, name_of
 from .rules import GROUPS, RULES
 
@@ -76,21 +76,22 @@ def looks_like(given: Mapping[str, object]) -> bool:
     return sum(isinstance(given.get(name), Mapping) for name in SECTIONS) >= 2
 
 
-def translate(given: Mapping[str, Any], file: str = "the configuration") -> Translation:
-    """What every key of a configuration becomes. Raises OptionError for references to keys that are not there, and for a model that is not
-    trained here; a trainer that nobody knows is a finding."""
+def translate(given: Mapping[str, Any], file: str = "the configuration", rounds: bool = True) -> KeyReader:
+    """What every key of a configuration becomes; rounds: see KeyReader. Raises OptionError for references to keys that are not there, and
+    for a model that is not trained here; a trainer that nobody knows has a row."""
     name = name_of(given)
     run, model = kind_of_run(PROGRAM, file, MODELS, name if name in MODELS else DEFAULT, "network")
-    found = Translation(run, _flattened(given))
+    values = _flattened(given)
     problems: list[Problem] = []
-    for key, value in found.given.items():
-        found.given[key] = _resolved(value, found.given, problems)
+    for key, value in values.items():
+        values[key] = _resolved(value, values, problems)
     refuse(problems)
-    reader = KeyReader(found, model, RULES, GROUPS)
-    for key in found.given:
+    reader = KeyReader(run, values, model, RULES, GROUPS)
+    reader.rounds = rounds
+    for key in values:
         reader.key(key)
-    reader.assume()
-    return found
+    reader.assume_rest()
+    return reader
 
 
 def run_of(given: Mapping[str, Any], run: type[Options]) -> tuple[Options, dict[str, str]]:
@@ -98,7 +99,7 @@ def run_of(given: Mapping[str, Any], run: type[Options]) -> tuple[Options, dict[
 
     Raises OptionError with everything that is refused or wrong.
     """
-    found = translate(given)
+    found = translate(given, rounds=False)
     if found.run is not run:
         raise OptionError(Problem("trainer", f"trainer: {given['trainer']} is {found.run.label}, but this is {run.label}"))
     refused = [Problem("", text) for text in found.refused]

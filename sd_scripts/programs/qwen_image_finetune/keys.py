@@ -4,69 +4,36 @@ key finds its rule. The rules are in rules.py."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
 
 from sd_scripts.schema import flat
 from sd_scripts.schema.runs import RunOptions
+from sd_scripts.schema.sheet import Sheet
 
 from ..table import NamedModel
 from .models import BASES, PROGRAM
 
-
-@dataclass(frozen=True)
-class KeyFinding:
-    """What a key becomes. take: this option gets this value. also: a second option of the same key. assume: not in the file, but that
-    program's default, which is not ours. skip: nothing is lost, and text says why. refuse: something will not happen; text says what to do.
-    unknown: nobody knows the key.
-    """
-
-    key: str
-    action: Literal["take", "also", "assume", "skip", "refuse", "unknown"]
-    option: str = ""
-    value: object = None
-    text: str = ""
-
-
-@dataclass
-class Translation:
-    """A whole configuration."""
-
-    run: type[RunOptions]
-    """The kind of run that the file is for."""
-    given: dict[str, object]
-    """Every value of the file by its dotted key, references resolved."""
-    findings: list[KeyFinding] = field(default_factory=list)
-    predict: dict[str, object] = field(default_factory=dict)
-    """Options of prediction that the file names besides."""
-
-    @property
-    def values(self) -> dict[str, object]:
-        """Flat values of a run."""
-        return {one.option: one.value for one in self.findings if one.action in ("take", "also", "assume")}
-
-    @property
-    def refused(self) -> list[str]:
-        """What will not happen, as sentences."""
-        return [f"{one.key}: {one.text}" for one in self.findings if one.action in ("refuse", "unknown")]
-
-
 Rule = Callable[["KeyReader", str, object], None]
 
 
-class KeyReader:
-    """Goes through the keys of one configuration."""
+class KeyReader(Sheet):
+    """One configuration, its values by dotted key with references resolved, as the kind of run that it is for."""
 
-    def __init__(self, found: Translation, model: NamedModel, rules: Mapping[str, Rule], groups: Mapping[str, Rule]) -> None:
-        self._rules, self._groups = rules, groups
-        self.found, self.given, self.model = found, found.given, model
-        self.known = flat.fields(found.run)
-        """The options of the run."""
+    def __init__(
+        self, run: type[RunOptions], given: Mapping[str, object], model: NamedModel, rules: Mapping[str, Rule], groups: Mapping[str, Rule]
+    ) -> None:
+        super().__init__(run, given)
+        self._rules, self._groups, self.model = rules, groups, model
         self.seed_era = any(self.given.get(key) is not None for key in SEED_KEYS)
         """Whether the file is of the first schema."""
+        self.predict: dict[str, object] = {}
+        """Options of prediction that the file names besides."""
+        self.refused: list[str] = []
+        """What will not happen, as sentences."""
+        self.rounds = True
+        """Whether sizes are put on the model's grid, as a form shows them."""
 
     def key(self, key: str) -> None:
-        """The findings of one key."""
+        """Writes the row of one key."""
         value = self.given[key]
         if key in ("model.lora.r", "model.lora.lora_alpha") and self.given.get("model.rank") is not None:
             self.skip(key, "model.rank is used in its place")
@@ -82,34 +49,38 @@ class KeyReader:
             self._groups[group](self, key, value)
         else:
             near = flat.nearest(key, [*PLAIN, *self._rules, *NOT_NEEDED])
-            self._add(KeyFinding(key, "unknown", text=f"it is not a key of {PROGRAM} that this version knows.{near}"))
+            text = f"it is not a key of {PROGRAM} that this version knows.{near}"
+            self.write(key, "unknown", text)
+            self.refused.append(f"{key}: {text}")
 
-    def take(self, key: str, option: str, value: object, text: str = "") -> None:
+    def refuse(self, key: str, text: str) -> None:
+        """See Sheet."""
+        super().refuse(key, text)
+        self.refused.append(f"{key}: {text}")
+
+    def on_grid(self, size: object) -> tuple[object, str]:
+        """See Sheet."""
+        return super().on_grid(size) if self.rounds else (size, "")
+
+    def take(self, key: str, option: str, value: object, note: str = "") -> None:
+        """See Sheet."""
         if option in ENCODERS_DEVICES and option not in self.known:
             self.skip(key, "encoders come to the GPU one after the other, and leave it once their outputs are cached")
         else:
-            self._add(KeyFinding(key, "take", option, value, text))
+            super().take(key, option, value, note)
 
     def also(self, key: str, option: str, value: object) -> None:
+        """A second option of the same key, where the run has it."""
         if option in self.known:
-            self._add(KeyFinding(key, "also", option, value))
+            self.put(option, value, key)
 
-    def skip(self, key: str, text: str) -> None:
-        self._add(KeyFinding(key, "skip", text=text))
-
-    def refuse(self, key: str, text: str) -> None:
-        self._add(KeyFinding(key, "refuse", text=text))
-
-    def assume(self) -> None:
+    def assume_rest(self) -> None:
         """What the file leaves to that program."""
-        named, base = self.found.values, BASES.get(self.found.run.family)
+        base = BASES.get(self.run.family)
         layers = {} if self.given.get("model.lora.target_modules") else self.model.layers
         for option, value in {**DEFAULTS, **layers, **({"pretrained_model_name_or_path": base} if base else {})}.items():
-            if option not in named:
-                self._add(KeyFinding(option, "assume", option, value))
-
-    def _add(self, finding: KeyFinding) -> None:
-        self.found.findings.append(finding)
+            if not self.decided(option):
+                self.assume(option, value, PROGRAM)
 
 
 SEED_KEYS = (

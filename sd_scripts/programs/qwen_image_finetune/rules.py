@@ -37,7 +37,7 @@ def _trainer(reader: KeyReader, key: str, value: object) -> None:
     if name_of(reader.given) not in MODELS:
         reader.refuse(key, f"{value} is not a trainer of that program that is known here; {', '.join(MODELS)} are")
     elif not reader.model.options:
-        reader.skip(key, f"the kind of run says it: {reader.found.run.label}")
+        reader.skip(key, f"the kind of run says it: {reader.run.label}")
     for option, said in reader.model.options.items():
         reader.take(key, option, "edit-2511" if "2511" in base and said == "edit-2509" else said)
 
@@ -497,7 +497,7 @@ def _sampling(reader: KeyReader, key: str, value: object) -> None:
 
 def _part(reader: KeyReader, key: str, value: object) -> None:
     """A part that comes from elsewhere than the base model."""
-    option = PARTS.get(reader.found.run.family, {}).get(key.rpartition(".")[2])
+    option = PARTS.get(reader.run.family, {}).get(key.rpartition(".")[2])
     if option is None or value in (None, ""):
         reader.skip(key, "that program does not use it for this model" if option is None else "it is empty")
     else:
@@ -515,7 +515,7 @@ def _predict_device(reader: KeyReader, key: str, value: object) -> None:
         "text_encoder": "text_encoder_device",
     }
     if value not in (None, "") and name in options:
-        reader.found.predict[options[name]] = value
+        reader.predict[options[name]] = value
     reader.skip(key, "it is for predicting: Generate has devices of its own")
 
 
