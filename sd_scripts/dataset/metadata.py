@@ -20,9 +20,9 @@ from .weights import Weights, weights_of
 
 FILES = ("metadata.jsonl", "metadata.csv")
 """Names of metadata files that are found by themselves; the first wins where both name an image."""
-_NAMES = ("file_name", "image_path", "target", "target_path", "absolute_path")
+_NAMES = ("file_name", "image_path", "target", "target_path", "absolute_path", "image")
 _CAPTIONS = ("caption", "text", "prompt")
-_CONTROLS = ("control_path", "control", "controls", "control_images")
+_CONTROLS = ("control_path", "control", "controls", "control_images", "edit_image", "kontext_images")
 _NUMBERED_CONTROL = re.compile(r"^control_path_(\d+)$")
 _MASKS = ("mask", "mask_path", "path_mask")
 _SHOWN_PROBLEMS = 20
@@ -86,7 +86,7 @@ def lists_controls(path: Path) -> bool:
     try:
         with open(path, encoding="utf-8-sig") as file:
             if path.suffix.lower() == ".csv":
-                return "path_control" in file.readline()
+                return any(map(_is_of_controls, file.readline().strip().split(",")))
             entries = (json_of(line) for line in file if line.strip())
             return any(isinstance(entry, dict) and _controls(entry) for entry in entries)
     except (OSError, ValueError):
@@ -130,7 +130,7 @@ def _table_entries(path: Path, text: str, problems: list[Problem]) -> Iterator[t
                 problems.append(Problem("in_json", f"{path.name} has no column {role}; its first line has {shown}, separated by commas"))
         if name_column is None or text_column is None:
             return
-        controls = sorted(column for column in columns if "path_control" in column)
+        controls = sorted(filter(_is_of_controls, columns))
         for row in reader:
             cells = {key.strip(): (value or "").strip() for key, value in row.items() if key is not None and not isinstance(value, list)}
             place = f"line {reader.line_num}"
@@ -145,6 +145,10 @@ def _table_entries(path: Path, text: str, problems: list[Problem]) -> Iterator[t
             yield place, _from(path, cells[name_column]), entry
     except csv.Error as err:
         problems.append(Problem("in_json", f"{path.name}, line {reader.line_num} is not valid CSV: {err}"))
+
+
+def _is_of_controls(column: str) -> bool:
+    return "path_control" in column or column.strip() in _CONTROLS
 
 
 def _number(cell: str) -> float | str:

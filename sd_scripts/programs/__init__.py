@@ -15,7 +15,7 @@ from sd_scripts.schema.imported import Imported, Importer
 from sd_scripts.schema.outside import json_of, toml_of, yaml_of
 from sd_scripts.schema.runs import RunOptions
 
-from . import ai_toolkit, command_lines, diffusers_examples, diffusion_pipe, musubi, onetrainer, qwen_image_finetune, simpletuner
+from . import ai_toolkit, command_lines, diffsynth, diffusers_examples, diffusion_pipe, musubi, onetrainer, qwen_image_finetune, simpletuner
 from .command_lines import Command
 from .kohya import reading as kohya
 from .table import DataFile
@@ -32,7 +32,12 @@ IMPORTERS: tuple[Importer, ...] = (
 DATA: tuple[DataFile, ...] = (*onetrainer.DATA, *simpletuner.DATA, *diffusion_pipe.DATA)
 """Their files that describe images or previews alone."""
 MAX_DATA_BYTES = 1 << 20
-LINES: tuple[Callable[[str, Command], Imported | None], ...] = (musubi.of_line, kohya.of_line, diffusers_examples.of_line)
+LINES: tuple[Callable[[str, Command], Imported | None], ...] = (
+    musubi.of_line,
+    kohya.of_line,
+    diffusers_examples.of_line,
+    diffsynth.of_line,
+)
 """What reads command lines, each None for another program's."""
 
 
@@ -66,7 +71,7 @@ def read_lines(
     scripts = ", ".join(dict.fromkeys(command.name for command in found))
     raise OptionError(
         f"{name} starts {scripts or 'no Python script with options'}, which is no training whose command lines are read; those of "
-        "sd-scripts, musubi-tuner and diffusers' examples are"
+        "sd-scripts, musubi-tuner, diffusers' examples and DiffSynth-Studio are"
     )
 
 

@@ -70,6 +70,13 @@ def example(script: str, *options: str) -> Imported:
     return importers.read("line", " ".join(words).encode())
 
 
+def synth(model: str, targets: str) -> Imported:
+    script = f"examples/{model}/model_training/train.py"
+    return importers.read(
+        "line", f"accelerate launch {script} --dataset_base_path a --lora_base_model dit --lora_target_modules {targets}".encode()
+    )
+
+
 def in_blocks(name: str) -> bool:
     return "transformer_blocks" in name
 
@@ -110,6 +117,28 @@ CASES: dict[str, tuple[Callable[[], Imported], Callable[[str], bool]]] = {
     "diffusers: the layers that are named, by the ends of their names": (
         lambda: example("_qwen_image", "--lora_layers=to_q,img_mlp.net.2"),
         lambda name: name.endswith((".to_q", ".img_mlp.net.2")),
+    ),
+    "DiffSynth: FLUX.1 by its own names": (
+        lambda: synth("flux", "a_to_qkv,b_to_out,ff_a.0,ff_b.2,to_qkv_mlp,norm1_b.linear"),
+        lambda name: bool(
+            re.search(r"attn\.(to_[qkv]|to_add_out)$|\.ff\.net\.0\.proj$|ff_context\.net\.2$|proj_mlp$|norm1_context\.linear$", name)
+        ),
+    ),
+    "DiffSynth: FLUX.1's blocks of two streams alone": (
+        lambda: synth("flux", "a_to_qkv"),
+        lambda name: bool(re.search(r"^transformer_blocks\.\d+\.attn\.to_[qkv]$", name)),
+    ),
+    "DiffSynth: Krea 2 by its own names": (
+        lambda: synth("krea2", "wq,wk,wv,wo,gate,up,down,first,tproj.1"),
+        lambda name: in_blocks(name) and bool(re.search(r"\.(to_[qkv]|to_out\.0|to_gate|ff\.(gate|up|down))$", name)),
+    ),
+    "DiffSynth: Qwen-Image with modulation": (
+        lambda: synth("qwen_image", "to_q,img_mod.1,img_mlp.net.2"),
+        lambda name: name.endswith((".to_q", ".img_mod.1", ".img_mlp.net.2")),
+    ),
+    "DiffSynth: Z-Image": (
+        lambda: synth("z_image", "to_q,to_k,to_v,to_out.0,w1,w2,w3"),
+        lambda name: bool(re.search(r"\.(to_[qkv]|to_out\.0|w[123])$", name)),
     ),
     "OneTrainer: attention and MLPs of FLUX.1 by pieces of names": (
         lambda: one("FLUX_DEV_1", layer_filter="attn,ff.net,proj_mlp", layer_filter_preset="attn-mlp"),
