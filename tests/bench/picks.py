@@ -12,6 +12,7 @@ all right. A checkpoint is significantly worse than the best one when the 95 % i
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import sys
@@ -52,7 +53,7 @@ FAMILIES: dict[str, tuple[str, measure.Kind]] = {
     "flux": ("flux_train_network/toy-teal-flux", "teal"),
 }
 """Preset, and the word that its runs teach."""
-RESULTS = Path(__file__).with_name("picks.jsonl")
+RESULTS = Path(__file__).with_name("picks.jsonl.gz")
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,10 @@ def result(folder: Path, name: str, number: int) -> dict[str, Any]:
 
 
 def rows() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in RESULTS.read_text(encoding="utf-8").splitlines()] if RESULTS.exists() else []
+    if not RESULTS.exists():
+        return []
+    with gzip.open(RESULTS, "rt", encoding="utf-8") as stream:
+        return [json.loads(line) for line in stream]
 
 
 def run(folder: str | None = None) -> None:
@@ -197,7 +201,7 @@ def run(folder: str | None = None) -> None:
             continue
         with tempfile.TemporaryDirectory(dir=folder) as place:
             row = result(Path(place), family, number)
-        with RESULTS.open("a", encoding="utf-8") as stream:
+        with gzip.open(RESULTS, "at", encoding="utf-8") as stream:
             stream.write(json.dumps(row) + "\n")
         shares = [f"{one['right'].count('1') / NUM_JUDGED:.0%}" for one in row["checkpoints"] if one["file"]]
         print(family, KINDS[number].name, shares, proposed(row), flush=True)
