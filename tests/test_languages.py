@@ -11,6 +11,7 @@ import pytest
 from babel.messages.catalog import Catalog
 
 from kohya_like.catalogues import SOURCES, compiled
+from sd_scripts.families import TOOLS
 from sd_scripts.library.tools.beside_images import Outcome
 from tests import languages
 from tests.languages import (
@@ -19,6 +20,7 @@ from tests.languages import (
     catalogue,
     is_translated,
     of_licences,
+    of_options,
     of_presets,
     page_texts,
     sentences,
@@ -101,6 +103,48 @@ def test_what_the_page_fetches_is_the_catalogue(language):
                 wanted["page" if place.endswith(".js") else "said"][key] = own
     assert len(wanted["page"]) > 500 and any(isinstance(own, list) for own in wanted["page"].values())
     assert json.loads(compiled(SOURCES / f"{language}.po")) == wanted
+
+
+def test_chinese_has_chinese_punctuation():
+    """An English comma or colon after a Chinese word, or between two places, and a bracket against one, is the mark of a machine."""
+    han, marks = "\u4e00-\u9fff", "，。；：！？、（）"
+    half = re.compile(
+        rf"[{han}{marks}] ?[,:;?!]|[,:;?!] ?[{han}{marks}]|[}}][,:;?!](?=[{{]|$)|^[,:;](?=[{{])|\w:(?=[{{.])"
+        rf"|[{han}] ?\([^)]*\)|\([^)]*\)[{han}]|[\d}}] %|[^ }}\d] …"
+    )
+    syntax = re.compile(r"`[^`]*`|“[^”{han}]*”|天-时:分:秒|cuda:\{\d\}")
+    found = [
+        f"{own!r}: {wrong[0]!r}"
+        for message in catalogue("zh")
+        if message.id and is_translated(message)
+        for own in ([message.string] if isinstance(message.string, str) else message.string)
+        if re.search(f"[{han}]", own) and (wrong := half.search(syntax.sub("x", own)))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("language", "wrong"), [("de", r"[a-zäöüß,;] (Sie|Ihnen|Ihr(e[mnrs]?)?)\\b"), ("ru", r"[а-яё»}] - [а-яё]{2}|[КМГ]иБ")]
+)
+def test_a_language_has_one_way_to_speak(language, wrong):
+    """German says du, Russian writes its dash; both had the other in what came later."""
+    own = [
+        each
+        for message in catalogue(language)
+        if message.id and is_translated(message)
+        for each in ([message.string] if isinstance(message.string, str) else message.string)
+    ]
+    assert [each for each in own if re.search(wrong, each)] == []
+
+
+BUTTON = re.compile(r"""\bbutton\(t`([^`$]+)`|make\("button"[^\n]*?\btext: t`([^`$]+)`|<button\b[^\n]*?>\$\{t`([^`$]+)`\}</button>""")
+
+
+def test_a_button_shares_its_word_with_no_option():
+    """One text has one translation: "Start" was the noun of an option on a button that starts."""
+    names = {*of_options()} - {tool.label for tool in TOOLS.values()}
+    of_buttons = {next(filter(None, found)) for path in WEB.rglob("*.js") for found in BUTTON.findall(path.read_text(encoding="utf-8"))}
+    assert len(of_buttons) > 40 and of_buttons & names == {"Resume"}, "Resume is translated as what a button does"
 
 
 def test_a_text_of_several_lines_is_read_with_what_is_quoted_in_it(tmp_path):

@@ -178,6 +178,7 @@ _LABELS = {
     "single_mod_dim": "Single block modulation rank",
     "spacing": "Timestep spacing",
     "split_qkv": "Separate query, key and value",
+    "start": "Start of the transfer",
     "swd_scale_weights": "Weights of SWD scales",
     "t5xxl": "T5-XXL text encoder",
     "target_modules": "Target layers",
