@@ -74,9 +74,9 @@ class View:
         notes = list(plan.warnings)
         if len(table) > SHOWN_BUCKETS:
             notes.append(f"{len(table) - SHOWN_BUCKETS} more buckets are not listed.")
-        if self.bad:
-            more = f" and {len(self.bad) - SHOWN_BAD} more" if len(self.bad) > SHOWN_BAD else ""
-            notes.append(f"{len(self.bad)} files cannot be read: " + "; ".join(self.bad[:SHOWN_BAD]) + more)
+        notes += [f"Cannot be used: {text}" for text in self.bad[:SHOWN_BAD]]
+        if len(self.bad) > SHOWN_BAD:
+            notes.append(f"Further files that cannot be used: {len(self.bad) - SHOWN_BAD}.")
         notes.append("Only the headers of the images were read; training reads all of each before it starts.")
         return {"title": "Data set", "facts": facts, "tables": tables, "notes": notes}
 
@@ -84,21 +84,20 @@ class View:
         captioned = sum(1 for image in trained if image.caption.strip())
         return [
             ("Images", f"{len(trained)} to train on, {len(self.plan.images) - len(trained)} for regularisation"),
-            ("Captions", f"{captioned} of {len(trained)}"),
+            ("Captions", f"{captioned} of {len(trained)} images"),
         ]
 
     def _styled(self, trained: list[ImageInfo]) -> list[tuple[str, str]]:
         return [("Images", f"{len(trained)} to train on"), ("Styles", str(len(_styles(trained))))]
 
     def _captions(self) -> list[list[str]]:
-        nothing = "(none)" if self.plan.options.by_style else "(empty)"
         rules = self.plan.caption_rules(self.num_steps)
         if self.plan.steps_of_epochs(1) == 0:
-            return [[image.name, image.caption or nothing] for image in self.plan.images[:SHOWN_CAPTIONS]]
+            return [[image.name, image.caption] for image in self.plan.images[:SHOWN_CAPTIONS]]
         shown: list[list[str]] = []
         for ref in self.plan.samples(min(self.num_steps, SHOWN_CAPTIONS)):
             if len(shown) < SHOWN_CAPTIONS:
-                shown.append([self.plan.images[ref.image].name, caption_of(self.plan, rules, ref) or nothing])
+                shown.append([self.plan.images[ref.image].name, caption_of(self.plan, rules, ref)])
         return shown
 
 

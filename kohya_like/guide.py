@@ -37,6 +37,8 @@ TOY = "toy"
 CARDS = (8, 12, 16, 24, 32, 48, 80)
 """Sizes of cards in GB to choose from where the machine's is not meant."""
 SMALL_SIDE = 256
+DRAWN_SIDE = 128
+"""Pixels; the worlds of the built-in models are drawn, and smaller."""
 FEW = 10
 """With fewer images none is held out."""
 MAX_CAPTION = 200
@@ -314,6 +316,11 @@ def _remarks(view: dataset_view.View, base: str) -> list[str]:
     if small and base != TOY:
         named = ", ".join(small[:3])
         notes.append(f"{_images(len(small))} have fewer than {SMALL_SIDE} pixels on a side and teach little: {named}. Take larger ones.")
+    if base == TOY and any(min(image.width, image.height) > DRAWN_SIDE for image in trained):
+        notes.append(
+            "The built-in model knows small drawings of coloured shapes and cannot learn photographs: the run shows how training goes. "
+            "For a result choose a real model."
+        )
     if len(trained) < 5:
         notes.append(f"{_images(len(trained))} is very few: the model may learn them by heart. 10 and more are better.")
     return notes

@@ -50,6 +50,7 @@ NOT_COMPARED = frozenset({"network_weights", "dim_from_weights", "train_unet", "
 HELD_OUT = 0.1
 """Part of the images that is held out where the form holds out none."""
 TROUBLE = "trouble.txt"
+RATE = "learning_rate"
 OWN = "as in the form"
 WAITS = ("queued", "running")
 
@@ -188,6 +189,12 @@ def planned(options: RunOptions, axes: Mapping[str, Sequence[Any]]) -> Sweep:
             seen.append(made)
             members.append(Member({name: settled[name] for name in axes if settled[name] != now[name]}))
     refuse(problems)
+    if RATE in axes and all(map(_overruled, seen)):
+        raise OptionError(
+            Problem(
+                RATE, f"{RATE} has no effect, because these are given: {', '.join(_overruled(base))}; try values of those, or empty them"
+            )
+        )
     if not 2 <= len(members) <= MOST_MEMBERS:
         few = "all of these values are the form's own, so there is nothing to compare; give others"
         raise OptionError(
@@ -197,6 +204,14 @@ def planned(options: RunOptions, axes: Mapping[str, Sequence[Any]]) -> Sweep:
     every = {"validate_every_n_steps": rungs.steps[0] if len(rungs.steps) > 1 else None}
     base = flat.build(type(base), {**_given(base), **every})
     return Sweep("", base, tuple(members), rungs, tuple(notes))
+
+
+def _overruled(options: RunOptions) -> list[str]:
+    """The rates that stand in the place of learning_rate, where all that is trained has one of its own."""
+    values = flat.flatten(options)
+    own = {"unet_lr": True, "text_encoder_lr": values.get("train_text_encoder")}
+    rates = {name: values[name] for name, is_trained in own.items() if is_trained and name in values}
+    return list(rates) if all(rate not in (None, ()) for rate in rates.values()) else []
 
 
 def described(sweep: Sweep) -> str:

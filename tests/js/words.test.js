@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { bytes, duration, figure, plural } from "../../kohya_like/web/common/words.js";
+import { bytes, duration, figure, grouped, plural } from "../../kohya_like/web/common/words.js";
 
 test("a figure keeps its leading digits, and very large and small ones have a power of ten", () => {
   const written = { 0: "0", 1: "1", 0.10834567: "0.1083", 123456.7: "123500", "-2.50001": "-2.5" };
@@ -13,6 +13,11 @@ test("a figure keeps its leading digits, and very large and small ones have a po
   assert.equal(figure(1 / 3, 2), "0.33");
   assert.equal(figure(null), "–");
   assert.equal(figure(undefined), "–");
+});
+
+test("thousands stand apart in the same way in every browser", () => {
+  assert.deepEqual([0, 999, 1600, 1234567].map((value) => grouped(value)), ["0", "999", "1,600", "1,234,567"]);
+  assert.equal(grouped(0.12345, 2), "0.12");
 });
 
 test("a duration has the two units that matter, and is rounded before it is split", () => {

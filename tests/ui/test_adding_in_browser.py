@@ -48,7 +48,7 @@ def test_a_dropped_folder_becomes_a_data_set_and_is_in_the_form(
     page.keyboard.press("Enter")
     expect(page.locator("#kl-add-close")).to_have_text("Done")
     expect(page.locator(".kl-dialog .kl-status")).to_contain_text("Added: 4 images, 3 captions. 1 got a number")
-    expect(page.locator(".kl-add-report")).to_contain_text(f"is no image, caption or zip: cats {width}/read me.pdf")
+    expect(page.locator(".kl-add-report")).to_contain_text(f"cats {width}/read me.pdf: is no image, caption or zip")
     page.keyboard.press("Enter")
     folder = studio.output_dir / "datasets" / f"cats {width}"
     expect(page.locator(FIELD)).to_have_value(str(folder))

@@ -49,6 +49,13 @@ def opened(page: Page, folder: Path) -> None:
     expect(page.locator(CELLS)).not_to_have_count(0)
 
 
+def rare(page: Page, name: str) -> None:
+    """Presses a button that the menu beside the others holds."""
+    page.locator("#kl-data .kl-menu > summary").click()
+    page.locator("#kl-data .kl-menu").get_by_role("button", name=name, exact=True).click()
+    expect(page.locator("#kl-data .kl-menu")).not_to_have_attribute("open", "")
+
+
 @pytest.mark.parametrize(("width", "height", "theme"), [(390, 844, "light"), *OTHERS])
 def test_captions_are_written_in_place_and_no_page_loses_those_of_another(
     width: int, height: int, theme: str, studio: Any, visit: Callable[..., Any], tmp_path: Path
@@ -202,7 +209,7 @@ def test_orders_are_seen_before_they_are_done_and_duplicates_are_proposed(studio
     page.get_by_role("button", name="Show red, 8").click()
     expect(page.locator(CELLS)).to_have_count(8)
     page.get_by_label("Find in captions and names").fill("")
-    page.get_by_role("button", name="Find duplicates and blur").click()
+    rare(page, "Find duplicates and blur")
     proposals = page.locator("dialog[open]")
     expect(proposals).to_contain_text("Nearly the same: 1")
     expect(proposals.locator(".kl-data-group").first.locator("input:checked")).to_have_count(1)
@@ -214,6 +221,57 @@ def test_orders_are_seen_before_they_are_done_and_duplicates_are_proposed(studio
     page.get_by_role("button", name="Bring back what was left out").click()
     expect(page.locator(CELLS)).to_have_count(12)
     assert (folder / "0001.txt").read_text() == "a cat, number 1, red"
+
+
+@pytest.mark.parametrize("language", ["en", "de", "ru", "zh"])
+def test_on_a_telephone_the_images_are_in_sight_and_what_is_rare_stands_in_a_menu(
+    language: str, studio: Any, visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    visited = visit(studio.url, width=390, height=844)
+    page = visited.page
+    opened(page, images(tmp_path / "mine", 12))
+    try:
+        page.locator(".kl-language").select_option(language)
+        page.locator("[role=tab]").nth(1).click()
+        expect(page.locator(CELLS)).not_to_have_count(0)
+        # Gradio hides those for which there is no room.
+        assert page.locator("[role=tablist] [role=tab]:visible").count() == 6
+        tops = page.locator("#kl-data .kl-data-top > .kl-row > *:visible").evaluate_all(
+            "all => all.map(each => Math.round((each.offsetTop + each.offsetHeight / 2) / 20))"
+        )
+        assert len({*tops}) <= 5, "rows of buttons stand above the images"
+        assert page.locator(CELLS).first.bounding_box()["y"] < 844 * 0.62
+        # What is chosen with a finger is shown, far below the others.
+        page.locator(CELLS).nth(1).click()
+        expect(page.locator(TEXT)).to_have_value("a cat, number 1, red")
+        assert Eyes(page).faults(".kl-data-panel .kl-data-large") == []
+        menu = page.locator("#kl-data .kl-menu")
+        menu.locator("summary").focus()
+        page.keyboard.press("Enter")
+        expect(menu.get_by_role("button")).to_have_count(5)
+        assert [fault for row in (0, 4) for fault in Eyes(page).faults(f"#kl-data .kl-menu-list button:nth-child({row + 1})")] == []
+        assert visited.axe("#kl-data") + visited.overflow() == []
+        page.keyboard.press("Escape")
+        expect(menu.get_by_role("button")).to_have_count(0)
+        expect(menu.locator("summary")).to_be_focused()
+        # A window that it opens leads back to it.
+        page.keyboard.press("Enter")
+        for key in ("Tab", "Tab", "Enter"):
+            page.keyboard.press(key)
+        expect(page.locator("#kl-data-work-face_model")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(menu.locator("summary")).to_be_focused()
+        # So does a press elsewhere, and Ctrl+K finds what it holds.
+        menu.locator("summary").click()
+        page.locator("#kl-data-search").click()
+        expect(menu.get_by_role("button")).to_have_count(0)
+        if language == "en":
+            page.keyboard.press("Control+k")
+            page.locator(".kl-dialog input").fill("faces cut")
+            page.keyboard.press("Enter")
+            expect(page.locator("#kl-data-work-face_model")).to_be_visible()
+    finally:
+        page.evaluate("localStorage.clear(); sessionStorage.clear()")
 
 
 def test_without_images_the_tab_says_what_it_is_for_and_opens_some(studio: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
@@ -230,12 +288,15 @@ def test_without_images_the_tab_says_what_it_is_for_and_opens_some(studio: Any, 
     page.locator("#kl-train_data_dir").fill(str(tmp_path))
     page.get_by_role("tab", name="Data").click()
     expect(page.locator("#kl-data .kl-data-top .kl-error")).to_contain_text("no images")
+    expect(page.locator(".kl-data-empty").get_by_role("button", name="Open again")).to_be_visible()
     for number, name in enumerate(("mine", "other")):
         images(tmp_path / name, 12 + number)
     for number, name in enumerate(("mine", "other")):
-        page.get_by_role("button", name="Open a folder").click()
         if number:
+            rare(page, "Open a folder")
             page.get_by_role("button", name="One folder up").click()
+        else:
+            page.locator(".kl-data-empty").get_by_role("button", name="Open a folder").click()
         page.locator("#kl-pick-list li", has_text=name).click()
         page.get_by_role("button", name="Use this folder").click()
         expect(page.locator(CELLS)).to_have_count(12 + number)

@@ -13,7 +13,7 @@ from kohya_like.supervisor import JobSupervisor
 from tests.ui import standin_runs
 from tests.ui.on_screen import Eyes
 from tests.ui.standin_runs import SCRIPT, command
-from tests.ui.test_data_in_browser import images, opened
+from tests.ui.test_data_in_browser import images, opened, rare
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
@@ -37,7 +37,7 @@ def test_what_waits_is_found_behind_what_was_ordered_later(
     opened(page, images(tmp_path / "mine", 12))
     card = page.locator(".kl-data-work")
     for tool, option in (("Find faces cut off", "face_model"), ("Find near duplicates with a model", "image_model")):
-        page.get_by_role("button", name=tool, exact=True).click()
+        rare(page, tool)
         dialog, field = page.locator(".kl-dialog"), page.locator(f"#kl-data-work-{option}")
         dialog.get_by_role("button", name=f"Start: {tool}").click()
         expect(dialog.locator(".kl-error:visible")).to_have_text("This is required.")

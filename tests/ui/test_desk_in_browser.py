@@ -76,6 +76,11 @@ def test_a_run_at_work_is_asked_to_save_wait_and_end_at_a_step(
         expect(page.locator(f"{RUNS} .kr-desk [role=alert]")).to_have_count(0)
         assert job.run.options().samples.sample_prompts == "a blue star\na house --d 4"
         looked_quietly(visited)
+        # What was done is not announced any more.
+        expect(page.locator(f"{RUNS} .kr-status")).to_contain_text("once")
+        for each in (Asked.OTHER, Asked.SAVE, Asked.SAMPLES):
+            orders.take_back(each)
+        expect(page.locator(f"{RUNS} .kr-status")).to_have_text("")
         page.get_by_role("button", name="Go on").click()
         until(lambda: Asked.PAUSE not in orders.asked())
         step = page.get_by_label("Stop after step")

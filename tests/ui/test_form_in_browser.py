@@ -347,6 +347,24 @@ LIST_AFTER_CHOICE = """(() => {
 })()"""
 
 
+def test_the_learning_rate_says_when_others_stand_in_its_place(studio: Any, visit: Callable[..., Any]) -> None:
+    """As kohya_ss writes them, whose files give all three."""
+    page = visit(studio.url).page
+    note = page.locator("[data-name=learning_rate] .kl-note")
+    page.locator("#kl-search").fill("rate")
+    expect(note).to_be_hidden()
+    page.locator("#kl-unet_lr").fill("1e-4")
+    expect(note).to_have_text("Has no effect, because these are given: UNet learning rate.")
+    page.locator("#kl-search").fill("text")
+    page.locator("#kl-train_text_encoder").check()
+    page.locator("#kl-search").fill("rate")
+    expect(note).to_be_hidden()
+    page.locator("#kl-text_encoder_lr").fill("5e-5")
+    expect(note).to_have_text("Has no effect, because these are given: UNet learning rate, Text encoder learning rate.")
+    page.locator("#kl-unet_lr").fill("")
+    expect(note).to_be_hidden()
+
+
 def test_a_list_of_presets_that_arrives_late_leaves_what_was_chosen_in_the_meantime(studio: Any, visit: Callable[..., Any]) -> None:
     chosen = {"name": "built:x", "title": "X", "about": "For x.", "changes": [], "run": "sdxl/network", "texts": {}, "keeps": []}
     assert "Use this preset" in in_module(visit(studio.url).page, "train/presets.js", LIST_AFTER_CHOICE, chosen)

@@ -98,6 +98,9 @@ def test_what_is_wrong_is_said_with_its_cure(context: Context, tmp_path: Path) -
     found = answer(context, folder=str(folder), model="someone/model", family=FAMILIES[0], card=24.0)
     assert found["texts"]["on_bad_image"] == "skip" and "broken.jpg" in why(found)["on_bad_image"][1]
     assert any("fewer than 256 pixels" in note for note in found["notes"])
+    for side, is_warned in ((100, False), (300, True)):
+        toy = answer(context, folder=str(photos(tmp_path / f"of {side}", 6, side=side)))
+        assert any("cannot learn photographs" in note for note in toy["notes"]) == is_warned, side
     (tmp_path / "empty").mkdir()
     lora = tmp_path / "lora.safetensors"
     save_file({"lora_unet_a.lora_down.weight": np.zeros((2, 2), np.float32)}, lora)

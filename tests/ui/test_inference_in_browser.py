@@ -188,6 +188,8 @@ def test_base_lora_and_checkpoints_of_a_run_stand_side_by_side_after_one_click(p
     for key in "120":
         page.keyboard.press(key)
         expect(grid.get_by_role("status")).to_contain_text(f"{'120'.index(key) + 1} vote")
+    # The keyboard is in the vote now; its frame stands apart from the words.
+    assert float(grid.locator(".kl-vote").evaluate("node => parseFloat(getComputedStyle(node).outlineOffset)")) >= 6
     grid.locator("summary", has_text="Ranking").click()
     assert {row.split("\t")[0] for row in grid.locator("tbody tr").all_inner_texts()} == set(labels)
     expect(grid.get_by_role("status")).to_contain_text("Not enough votes yet")

@@ -34,8 +34,14 @@ def test_the_page_speaks_the_browsers_language_and_the_one_that_is_chosen(studio
         page.locator(".kl-language").select_option("de")
         expect(page.locator("html")).to_have_attribute("lang", "de")
         expect(page.get_by_role("tab")).to_have_text(["Training", "Daten", "Läufe", "Tools", "Zeichnen", "Hilfe"])
-        expect(page.locator(".overflow-menu > button")).to_have_attribute("aria-label", "Weitere Tabs")
+        expect(page.locator(".overflow-menu > button")).to_have_attribute("aria-label", "Weitere Reiter")
         expect(page.locator("label[for=kl-learning_rate]")).to_have_text("Lernrate")
+        # Fractions have the point everywhere, so no language has it between thousands, whatever the browser's own does.
+        assert in_module(page, "common/words.js", "[it.grouped(1600), it.grouped(1600.25), it.figure(0.25)]") == [
+            "1\u202f600",
+            "1\u202f600.25",
+            "0.25",
+        ]
         page.locator("#kl-learning_rate").fill("fast")
         page.locator("#kl-start").click()
         # Gradio may put a button there after the row of buttons.
@@ -101,6 +107,89 @@ def test_the_reports_of_tools_on_files_are_told_in_the_readers_language(studio: 
         german = in_module(page, "common/language.js", "given.map(it.translated)", told)
         assert [line for line, own in zip(told, german, strict=True) if own == line] == []
         assert not [own for own in german if re.search(r"\b(of it|none is named|layers|for)\b", own)]
+    finally:
+        page.evaluate("localStorage.clear(); sessionStorage.clear()")
+
+
+UPRIGHT = """() => {
+  const found = [];
+  for (const node of document.querySelectorAll("button, summary, label, th, dt, .kl-unit, .kr-badge, .kr-figure")) {
+    if (!node.checkVisibility({visibilityProperty: true}) || !/^[\\u4e00-\\u9fff]{2,5}$/.test(node.textContent.trim())) continue;
+    const words = document.createRange();
+    words.selectNodeContents(document.createTreeWalker(node, NodeFilter.SHOW_TEXT, text => text.data.trim() ? 1 : 2).nextNode());
+    const lines = new Set([...words.getClientRects()].filter(box => box.width).map(box => Math.round(box.top)));
+    if (lines.size > 1) found.push(node.textContent);
+  }
+  return found; }"""
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 720)])
+def test_no_short_chinese_word_stands_upright(width: int, height: int, studio: Any, visit: Callable[..., Any]) -> None:
+    page = visit(studio.url, width=width, height=height).page
+    try:
+        page.locator(".kl-language").select_option("zh")
+        expect(page.locator("html")).to_have_attribute("lang", "zh-Hans")
+        page.evaluate("document.querySelectorAll('.kl-main details').forEach(each => (each.open = true))")
+        expect(page.locator("[data-name=dynamo_backend], [data-name=compile]").first).to_be_visible()
+        assert page.evaluate(UPRIGHT) == []
+        for name in ("工具", "生成", "任务", "帮助"):
+            page.get_by_role("tab", name=name).click()
+            assert page.evaluate(UPRIGHT) == [], name
+        # On a telephone all tabs are in sight, and none is smaller than it must be.
+        assert page.locator("[role=tab]").first.evaluate("tab => parseFloat(getComputedStyle(tab).fontSize)") >= 14
+    finally:
+        page.evaluate("localStorage.clear(); sessionStorage.clear()")
+
+
+IN_PIECES = """table => [...table.querySelectorAll("th[scope=row]")].flatMap(row => {
+  const text = document.createTreeWalker(row, NodeFilter.SHOW_TEXT).nextNode(), range = document.createRange();
+  return [...text.data.matchAll(/[\\p{L}\\d]+/gu)].filter(word => {
+    range.setStart(text, word.index);
+    range.setEnd(text, word.index + word[0].length);
+    return new Set([...range.getClientRects()].map(box => Math.round(box.top))).size > 1;
+  }).map(word => word[0]); })"""
+
+
+def test_a_telephone_shows_the_words_of_a_presets_settings_whole(studio: Any, visit: Callable[..., Any]) -> None:
+    visited = visit(studio.url, width=390, height=844)
+    page = visited.page
+    try:
+        page.locator(".kl-language").select_option("de")
+        expect(page.locator("html")).to_have_attribute("lang", "de")
+        for preset in ("character-24gb", "style-24gb", "toy-star", "low-vram-8gb"):
+            page.locator("#kl-preset").select_option(f"built:{preset}")
+            table = page.locator(".kl-preset table")
+            expect(table.locator("th[scope=row]").nth(2)).to_be_visible()
+            assert table.evaluate(IN_PIECES) == [] and visited.overflow() == []
+            assert table.evaluate("table => table.parentElement.scrollWidth <= table.parentElement.clientWidth"), preset
+    finally:
+        page.evaluate("localStorage.clear(); sessionStorage.clear()")
+
+
+def test_a_report_of_images_is_all_in_one_language(studio: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
+    for number in range(9):
+        Image.new("RGB", (64, 64), (20 * number, 90, 90)).save(tmp_path / f"{number}.png")
+    (tmp_path / "8.txt").write_text("ein Bild")
+    (tmp_path / "9 neu.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(900))
+    page = visit(studio.url).page
+    try:
+        page.locator(".kl-language").select_option("de")
+        expect(page.locator("html")).to_have_attribute("lang", "de")
+        for name, text in (("pretrained_model_name_or_path", "toy"), ("train_data_dir", str(tmp_path)), ("resolution", "64")):
+            page.locator(f"#kl-{name}").fill(text)
+        page.locator("#kl-search").fill("min_bucket_reso")
+        page.locator("#kl-min_bucket_reso").fill("32")
+        page.locator("#kl-check").click()
+        report = page.locator(".kl-report")
+        expect(report).to_contain_text("9 neu.heic")
+        expect(report).to_contain_text("(ein leerer Text)")
+        said = report.inner_text().replace("pip install", "").replace(str(tmp_path), "")
+        assert not re.search(r"\b(of|and|is|or|more|empty|files?|cannot|installed)\b", said), said
+        page.get_by_role("tab", name="Daten").click()
+        findings = page.locator("#kl-data .kl-plain")
+        expect(findings).to_contain_text("9 neu.heic")
+        said = findings.inner_text().replace("pip install", "").replace(str(tmp_path), "")
+        assert not re.search(r"\b(of|and|is|or|more|empty|files?|cannot|installed)\b", said), said
     finally:
         page.evaluate("localStorage.clear(); sessionStorage.clear()")
 

@@ -60,6 +60,15 @@ def test_what_cannot_be_swept_over_is_said_with_all_that_is_wrong(tmp_path: Path
         sweeps.planned(base, {"network_dim": tuple(range(200, 230))})
     with pytest.raises(OptionError, match="a sweep counts steps"):
         sweeps.planned(options(tmp_path, max_train_epochs=2), {"network_dim": (4,)})
+    # All would be the same run.
+    rates = {"learning_rate": (1e-3, 2e-3)}
+    with pytest.raises(OptionError, match="has no effect, because these are given: unet_lr;"):
+        sweeps.planned(options(tmp_path, unet_lr=1e-4), rates)
+    assert len(sweeps.planned(options(tmp_path, unet_lr=1e-4), {"unet_lr": (1e-3, 2e-3)}).members) == 3
+    both = {"train_text_encoder": True, "cache_text_encoder_outputs": False, "unet_lr": 1e-4}
+    assert len(sweeps.planned(options(tmp_path, **both), rates).members) == 3, "the text encoders take it"
+    with pytest.raises(OptionError, match="given: unet_lr, text_encoder_lr;"):
+        sweeps.planned(options(tmp_path, **both, text_encoder_lr=[5e-5]), rates)
 
 
 def test_values_that_mean_the_same_are_one_run_and_changes_are_told(tmp_path: Path) -> None:

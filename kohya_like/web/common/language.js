@@ -61,6 +61,13 @@ export function plural(count, one, many, shown = count) {
   return filled(own[Math.min(form < 0 ? own.length : form, own.length - 1)], [shown]);
 }
 
+// Several things in one line, and sentences one behind the other, as the language writes them: Chinese has marks of its own and no spaces.
+const isChinese = language === "zh";
+const between = (mark) => (/** @type {(string | number | null | undefined | false)[]} */ pieces) => pieces.filter(Boolean).join(mark);
+export const listed = between(isChinese ? "、" : ", ");
+export const phrased = between(isChinese ? "，" : ", ");
+export const joined = between(isChinese ? "" : " ");
+
 // ---- what the studio says: whole English sentences, with values in them
 
 /** @type {{own: string, pattern: RegExp}[] | null} */
@@ -97,6 +104,13 @@ function bySentence(text) {
   const [, before = "", brackets = ""] = /^(.+?) (\(.+\))$/s.exec(text) || [];
   const inside = brackets && whole(brackets);
   if (inside) return `${translated(before)} ${inside}`;
+  // Names, and how many more there are.
+  const [, names = "", rest = ""] = /^(.+) (and \d+ more)$/s.exec(text) || [];
+  if (rest && whole(rest)) return `${names} ${whole(rest)}`;
+  // A file, and what is wrong with it.
+  const [, file = "", wrong = ""] = /^(\S.*?\.\w{2,12}) (.+)$/s.exec(text) || [];
+  const own = wrong && whole(wrong);
+  if (own) return `${file} ${own}`;
   const pieces = text.split(/(?<=[.!?…]) (?=\S)|(\n)/).filter((piece) => piece !== undefined);
   if (pieces.length < 2) return text;
   for (let end = pieces.length - 1; end > 0; end -= 1) {

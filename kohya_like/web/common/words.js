@@ -10,6 +10,9 @@ export function figure(value, digits = 4) {
   return Number(value.toPrecision(digits)).toString();
 }
 
+// A count with its thousands apart. Of fractions every language has the point, as fields and files have it, so none has it between thousands.
+export const grouped = (value, digits = 3) => value.toLocaleString("en", { maximumFractionDigits: digits }).replace(/,/g, ["de", "ru"].includes(language) ? "\u202f" : ",");
+
 // A run as lists name it: by what somebody calls it, and when it was started.
 export const runWords = (name, called = "") => name.replace(/^(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)\d\d(_\d+)?-(.*)$/, (_all, year, month, day, hour, minute, _more, rest) => `${called || rest} · ${year}-${month}-${day} ${hour}:${minute}`);
 

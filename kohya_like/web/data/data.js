@@ -2,6 +2,7 @@
 // nothing before the tab is seen.
 
 import { t, translated } from "../common/language.js";
+import { makeMenu } from "../common/menu.js";
 import { bring, find, make, say } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { eachLine, headers, post, withToken } from "../common/studio.js";
@@ -18,6 +19,8 @@ import { makeWork, openWork } from "./work.js";
 
 const KIND_WORDS = { regularisation: t`regularisation`, "held out": t`held out` };
 
+const isNarrow = matchMedia("(max-width: 999px)"); // the chosen image lies below the others
+
 export async function data({ root }) {
   const desk = { known: null, texts: [], marked: new Map(), faces: new Map(), alike: [] };
   const status = make("p", { class: "kl-status", role: "status" });
@@ -30,7 +33,7 @@ export async function data({ root }) {
   const button = (text, act) => make("button", { type: "button", class: "kl-button", text, disabled: true, onclick: act });
   const choosing = () => make("button", { type: "button", class: "kl-button", text: t`Open a folder`, onclick: () => chooseImages(open) });
   const other = choosing();
-  const again = make("button", { type: "button", class: "kl-button", text: t`Open again`, onclick: () => open() });
+  const opening = () => make("button", { type: "button", class: "kl-button", text: t`Open again`, onclick: () => open() });
   const looks = {
     faces: button(t`Find faces cut off`, () => openWork(desk, "faces", shownIndices(), (row) => work.show(row))),
     alike: button(t`Find near duplicates with a model`, () => openWork(desk, "duplicates", shownIndices(), (row) => work.show(row))),
@@ -40,24 +43,25 @@ export async function data({ root }) {
     proposals: button(t`Find duplicates and blur`, () => proposals(desk, bar, status, { mark, leaveOut })),
   };
   const orders = [
+    looks.undo,
     button(t`Write captions`, () => openWork(desk, "caption", shownIndices(), (row) => work.show(row))),
     looks.masks,
-    button(t`Search and replace`, () => rewrite(desk, shownIndices(), after)),
     looks.tags,
+    button(t`Search and replace`, () => rewrite(desk, shownIndices(), after)),
     looks.proposals,
     looks.faces,
     looks.alike,
-    looks.undo,
   ];
+  const rare = makeMenu(t`More`, looks.proposals, looks.faces, looks.alike, other, opening());
   const back = make("button", { type: "button", class: "kl-button", hidden: true, onclick: bringBack });
-  const grid = makeGrid({ label: t`Images`, cell, choose: (index) => panel.show(index) });
+  const grid = makeGrid({ label: t`Images`, cell, choose: (index) => panel.show(index), pressed: () => isNarrow.matches && bring(panel.root) });
   const work = makeWork(desk, after);
   const findMask = (index, texts) => openWork(desk, "mask", [index], (row) => work.show(row), texts);
   const panel = makePanel(desk, { changed: (index) => grid.redraw([index]), step: (by) => grid.step(by), leaveOut, findMask });
   const empty = make("div", { class: "kl-data-empty", hidden: true });
   bar.root.hidden = true;
   root.append(make("div", { class: "kl-card kl-data-top" },
-    make("div", { class: "kl-row" }, search, only, other, again, ...orders, back), bar.root, status, wrong, count, notes),
+    make("div", { class: "kl-row" }, search, only, ...orders.filter((order) => !rare.contains(order)), back, rare), bar.root, status, wrong, count, notes),
   work.root, empty, make("div", { class: "kl-data-columns" }, grid.root, panel.root));
 
   const image = (index) => withToken(`/kl/data/image/${desk.known.room}/${index}`);
@@ -191,14 +195,14 @@ export async function data({ root }) {
     back.hidden = !has || !last.leftOut;
     back.textContent = t`Bring back what was left out`;
     find(root, ".kl-data-columns").hidden = !has;
-    for (const each of [search, only, other, count, ...orders]) each.hidden = !has;
+    for (const each of [search, only, rare, count, ...orders]) each.hidden = !has;
     empty.hidden = has;
     if (!has) {
       const about = last.problems.filter(({ option }) => option === "train_data_dir");
       const missing = about.length > 0 && !values().values.train_data_dir;
       fail(missing ? [] : last.problems.map(({ message }) => message));
       empty.replaceChildren(make("p", { text: missing ? t`Here you see the images of the form's data set: cut as training cuts them, with their captions to edit. There are none yet.` : t`The data set cannot be shown before this is put right on the Train tab.` }),
-        make("div", { class: "kl-row" }, make("button", { type: "button", class: "kl-button kl-strong", text: t`Add images`, onclick: () => addImages() }), choosing()));
+        make("div", { class: "kl-row" }, make("button", { type: "button", class: "kl-button kl-strong", text: t`Add images`, onclick: () => addImages() }), choosing(), missing ? null : opening()));
       return;
     }
     const remarks = [...last.notes.map(translated), ...last.bad.map((text) => t`Cannot be used: ${translated(text)}`)];
@@ -213,5 +217,5 @@ export async function data({ root }) {
 
   // Opened when it is seen, and again when the form has other images or sizes.
   const settingsOf = (form) => JSON.stringify(form);
-  new IntersectionObserver((seen) => seen.some((each) => each.isIntersecting) && opened !== settingsOf(values()) && open()).observe(again);
+  new IntersectionObserver((seen) => seen.some((each) => each.isIntersecting) && opened !== settingsOf(values()) && open()).observe(find(root, ".kl-data-top"));
 }

@@ -7,9 +7,10 @@ const LEAST_WIDTH = 152; // so that a telephone has two columns
 const SPARE_ROWS = 2;
 
 /**
- * @param {{label: string, cell: (index: number) => HTMLElement, choose: (index: number) => void}} options cell draws an item; choose is told the active one
+ * @param {{label: string, cell: (index: number) => HTMLElement, choose: (index: number) => void, pressed: () => void}} options cell draws an item; choose is
+ *   told the active one, pressed that it was chosen with the mouse or a finger
  */
-export function makeGrid({ label, cell, choose }) {
+export function makeGrid({ label, cell, choose, pressed }) {
   const space = make("div", { class: "kl-data-space", role: "presentation" });
   const root = make("div", { class: "kl-data-grid", role: "listbox", tabindex: "0", "aria-label": label }, space);
   let shown = []; // indices of items, in their order
@@ -33,7 +34,7 @@ export function makeGrid({ label, cell, choose }) {
     let before = null; // they stand in the document in the order in which they are seen: some look at it in that order alone
     for (let place = first; place < last; place += 1) {
       const node = drawn.get(place) || make("div", { id: `kl-data-${shown[place]}`, class: "kl-data-cell", role: "option", "aria-setsize": shown.length, "aria-posinset": place + 1,
-        onclick: () => { point(place); root.focus(); } }, cell(shown[place]));
+        onclick: () => { point(place); root.focus(); pressed(); } }, cell(shown[place]));
       node.setAttribute("aria-selected", String(place === active));
       node.style.cssText = `left:${GAP + (place % columns) * (width + GAP)}px;top:${GAP + Math.floor(place / columns) * (height + GAP)}px;width:${width}px;height:${height}px`;
       if (!node.isConnected) space.insertBefore(node, before ? before.nextSibling : space.firstChild);

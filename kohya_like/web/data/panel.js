@@ -1,9 +1,9 @@
 // One image beside the grid: large, with the frame that training cuts, its caption to edit, and the texts that training will show.
 
-import { t } from "../common/language.js";
+import { joined, t } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { stored, store } from "../common/stored.js";
-import { plural } from "../common/words.js";
+import { grouped, plural } from "../common/words.js";
 import { aboutTokens } from "./tokens.js";
 
 const WEIGHT = "kl.data.weight";
@@ -40,7 +40,7 @@ export function makePanel(desk, { changed, step, leaveOut, findMask }) {
   const tell = (words = "") => {
     const tokens = aboutTokens(text.value);
     const cut = desk.known.length && tokens > desk.known.length ? t`; the model reads ${desk.known.length}, the end may be cut off` : "";
-    say(told, [words || (isChanged() ? t`Not saved yet.` : ""), t`About ${plural(tokens, "token", "tokens")}${cut}.`].filter(Boolean).join(" "));
+    say(told, joined([words || (isChanged() ? t`Not saved yet.` : ""), t`About ${plural(tokens, "token", "tokens")}${cut}.`]));
   };
   text.addEventListener("input", () => tell());
   text.addEventListener("keydown", (event) => {
@@ -90,9 +90,8 @@ export function makePanel(desk, { changed, step, leaveOut, findMask }) {
     if (now !== index || answer.problem) return;
     weight.src = `data:image/png;base64,${answer.picture}`;
     weight.hidden = false;
-    const shown = (number) => number.toLocaleString(undefined, { maximumFractionDigits: 2 });
     const cells = answer.side > 1 ? t`Its squares are the latents, of ${answer.side} x ${answer.side} pixels, that training weighs.` : "";
-    say(masked, answer.isRead ? `${t`Weight in the loss from ${shown(answer.lowest)} to ${shown(answer.highest)}, ${shown(answer.mean)} in the mean; tinted is what counts less.`} ${cells}` : t`Masked loss is off on the Train tab, so all of the image counts.`);
+    say(masked, answer.isRead ? `${t`Weight in the loss from ${grouped(answer.lowest, 2)} to ${grouped(answer.highest, 2)}, ${grouped(answer.mean, 2)} in the mean; tinted is what counts less.`} ${cells}` : t`Masked loss is off on the Train tab, so all of the image counts.`);
   }
 
   async function openEditor() {

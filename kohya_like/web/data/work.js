@@ -3,7 +3,7 @@
 
 import { Console } from "../common/console.js";
 import { blame, makeBrowse, makeField } from "../common/field.js";
-import { t, translated } from "../common/language.js";
+import { joined, t, translated } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { store, stored } from "../common/stored.js";
@@ -102,9 +102,9 @@ export function makeWork(desk, after) {
     say(badge, STATES[state]);
     bar.root.hidden = !isOn;
     bar.show(answer.percent === null ? null : answer.percent / 100, state === "running");
-    const lines = answer.report && Array.isArray(answer.report.lines) ? answer.report.lines.map((each) => sentence(translated(each))).join(" ") : "";
+    const lines = answer.report && Array.isArray(answer.report.lines) ? joined(answer.report.lines.map((each) => sentence(translated(each)))) : "";
     const last = answer.console.open || answer.console.lines[answer.console.lines.length - 1] || "";
-    say(line, state === "queued" ? t`It waits until a device is free.` : isOn ? last || t`Starting …` : lines || answer.why.map(translated).join(" "));
+    say(line, state === "queued" ? t`It waits until a device is free.` : isOn ? last || t`Starting …` : lines || joined(answer.why.map(translated)));
     stop.hidden = !isOn;
     resume.hidden = isOn || state === "finished";
     key.root.hidden = resume.hidden || !answer.texts.endpoint;

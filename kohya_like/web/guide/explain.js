@@ -2,7 +2,7 @@
 
 import schema from "../schema.js";
 import { shownDefault } from "../common/field.js";
-import { t, translated } from "../common/language.js";
+import { joined, t, translated } from "../common/language.js";
 import { find, make, rich } from "../common/page.js";
 import { plural } from "../common/words.js";
 import { openDialog } from "../picking/dialog.js";
@@ -33,7 +33,7 @@ export function explain() {
   } }), ` ${t`is ${sentence(spec)}`} `, make("span", { class: "kl-help" }, ...rich(spec.help)));
   const recipe = reasons.get("Recipe");
   const head = changed.length ? t`A run of ${schema.runs[run].label} in which ${plural(changed.length, "setting differs", "settings differ")} from the default.` : t`Everything is as it is by default for ${schema.runs[run].label}.`;
-  const dialog = openDialog(t`Your settings`, make("p", { text: [head, recipe ? t`The guide began with the recipe "${recipe.value}": ${translated(recipe.why)}.` : ""].join(" ") }),
+  const dialog = openDialog(t`Your settings`, make("p", { text: joined([head, recipe ? t`The guide began with the recipe "${translated(recipe.value)}": ${translated(recipe.why)}.` : ""]) }),
     make("div", { class: "kl-explained", tabindex: "0", role: "region", "aria-label": t`Settings that differ` }, ...groups.flatMap((title) => [make("h3", { text: translated(title) }), make("ul", {}, ...changed.filter((spec) => spec.group === title).map(item))])),
     make("div", { class: "kl-row" }, close));
   find(dialog, ".kl-explained").focus();

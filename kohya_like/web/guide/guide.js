@@ -1,7 +1,7 @@
 // The guided start: four questions, and the form that the answers lead to with its reasons. Talks with the routes of kohya_like/guide.py.
 
 import { makeBrowse, makeChoice } from "../common/field.js";
-import { t, translated } from "../common/language.js";
+import { phrased, t, translated } from "../common/language.js";
 import { find, make, rich, say } from "../common/page.js";
 import { ask, eachLine, headers } from "../common/studio.js";
 import { plural } from "../common/words.js";
@@ -103,7 +103,7 @@ function modelQuestion(known) {
 
 function imagesQuestion(known, present) {
   const path = make("input", { type: "text", id: "kl-guide-folder", list: "kl-guide-sets", autocomplete: "off", spellcheck: "false", placeholder: t`drop images here, or give a folder` });
-  const sets = make("datalist", { id: "kl-guide-sets" }, ...known.sets.map((each) => make("option", { value: each.path, text: `${each.label}, ${plural(each.images, "image", "images")}` })));
+  const sets = make("datalist", { id: "kl-guide-sets" }, ...known.sets.map((each) => make("option", { value: each.path, text: phrased([each.label, plural(each.images, "image", "images")]) })));
   const add = (given = { entries: [], files: [] }) => gather(given, path.value, (folder) => (path.value = folder));
   path.value = present;
   return {

@@ -2,7 +2,7 @@
 
 import schema from "../schema.js";
 import { shownDefault } from "../common/field.js";
-import { t, translated } from "../common/language.js";
+import { listed, t, translated } from "../common/language.js";
 import { make, rich } from "../common/page.js";
 import { plural } from "../common/words.js";
 import { groupsOf, onChange, run, specsOf } from "../train/settings.js";
@@ -13,9 +13,10 @@ const marked = (text) => text.split("*").flatMap((piece, index) => (index % 2 ? 
 // value: labels of the families that train on a base model, and of those that train from nothing.
 export function guide({ root, props }) {
   const { bases, scratch } = props.value || { bases: "", scratch: "" };
+  const families = (names) => listed(names.split(", ").map(translated));
   const steps = [
     t`*Images.* Put 15 or more into one folder, each with a text file of the same name (\`cat.jpg\`, \`cat.txt\`) that says what is on it. Kohya's sub-folders \`10_token class\` work too.`,
-    t`*Family and training mode.* ${bases}: a LoRA beside the model, or the model itself with DreamBooth for one subject, fine-tuning for many captioned images. From nothing: ${scratch}. What you have typed goes along.`,
+    t`*Family and training mode.* ${families(bases)}: a LoRA beside the model, or the model itself with DreamBooth for one subject, fine-tuning for many captioned images. From nothing: ${families(scratch)}. What you have typed goes along.`,
     t`*Base model.* Give a \`.safetensors\` file, a diffusers folder or a hub id. \`toy\` is a small model of each family that is built in and trains on any computer.`,
     t`*Preset.* Choose one that fits your graphics card. You see what it would change before it does.`,
     t`*Check data set* shows how many images there are, how they will be cut, and which cannot be read.`,

@@ -8,7 +8,7 @@ import { runWords } from "../common/words.js";
 const MAX_CHECKPOINTS = 4; // of a run, chosen from the start
 const PROMPTS = { name: "prompts", label: t`Prompts`, control: "area", default: "", help: t`One a line; kohya's flags (--w --h --d --s --l --n) work in each. Empty takes the prompt above.` };
 const STRENGTHS = { name: "strengths", label: t`Strengths`, control: "text", default: "1", help: t`Of the checkpoints, with spaces between them, such as \`0.6 0.8 1\`. Each is a column.` };
-const SEEDS = { name: "seeds", label: t`Seeds`, control: "text", default: "1", help: t`With spaces between them, or a range such as \`1-4\`. Each is a row for every prompt.` };
+const SEEDS = { name: "seeds", label: t`Seeds`, control: "text", default: "1", help: t`With spaces between them, or a range such as \`1-4\`. Each is a row for every prompt that has no seed of its own (--d).` };
 
 // page: {known(), draft, keep(), mine(), fold()}; known is what the studio says, mine the LoRA files that fit what is drawn with.
 export function makeAxes({ known, draft, keep, mine, fold }) {

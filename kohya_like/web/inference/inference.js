@@ -2,7 +2,7 @@
 // asks nothing while the tab cannot be seen. viewer.js shows what came out.
 
 import { blame as blameFields, makeBrowse, makeChoice, makeField } from "../common/field.js";
-import { t, translated } from "../common/language.js";
+import { listed, t, translated } from "../common/language.js";
 import { bring, find, make, rich, say, sharp } from "../common/page.js";
 import { makeMemory } from "../common/memory.js";
 import { makeBar } from "../common/progress.js";
@@ -212,9 +212,9 @@ export function inference({ root }) {
     const mine = new Set(chosen.map((device) => device || known.home));
     const both = known.training.filter(({ devices }) => devices.some((device) => mine.has(device)));
     beside.hidden = !both.length;
-    const names = both.map(({ run }) => run.replace(/^\d{8}-\d{6}(_\d+)?-/, "")).join(", ");
+    const names = listed(both.map(({ run }) => run.replace(/^\d{8}-\d{6}(_\d+)?-/, "")));
     const cost = mine.has("cpu") ? t`both will be slower, and the host RAM holds both models` : t`both will be slower, and the run ends or falls back where the memory is not enough for both`;
-    beside.textContent = both.length ? t`Training on ${[...mine].join(", ")} now: ${names}. If you draw there, ${cost}. Wait until it has ended, or choose other devices under Devices and memory.` : "";
+    beside.textContent = both.length ? t`Training on ${listed([...mine])} now: ${names}. If you draw there, ${cost}. Wait until it has ended, or choose other devices under Devices and memory.` : "";
   }
 
   // ---- the form

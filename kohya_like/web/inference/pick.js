@@ -1,7 +1,7 @@
 // What is known of the checkpoints of a grid, which one is proposed and why, and the choice. Talks with kohya_like/pick_routes.py.
 
 import { html } from "../common/html.js";
-import { t, translated } from "../common/language.js";
+import { joined, listed, t, translated } from "../common/language.js";
 import { ask, post } from "../common/studio.js";
 import { bytes, figure, plural } from "../common/words.js";
 
@@ -105,7 +105,7 @@ export class Pick {
     const { proposal, chosen } = this.answer;
     const { label, file, held_out: held, near, as_asked: asked, rated } = column;
     const cell = (words, value) => html`<td data-words=${words}>${value}</td>`; // the words stand there where the window is narrow
-    const mark = [file && file === chosen ? t`chosen` : "", place === proposal.column ? t`proposed` : ""].filter(Boolean).join(", ");
+    const mark = listed([file && file === chosen ? t`chosen` : "", place === proposal.column ? t`proposed` : ""]);
     return html`<tr><th scope="row"><div class="kl-pick-column"><div>${label}${mark && html` <strong class="kl-pick-mark">${mark}</strong>`}</div>
       ${file && file !== chosen && html`<button type="button" class="kl-button" aria-label=${t`Choose ${label}`} onClick=${() => this.choose(place)}>${t`Choose`}</button>`}</div></th>
       ${this.isHeldOut() && [t`all`, ...BANDS].map((band, place) => cell(t`loss, ${band}`, mean(held && [held.mean, ...held.bands][place])))}
@@ -134,7 +134,7 @@ export class Pick {
     const note = this.note && html`<p class="kl-error" role="alert">${this.note}</p>`;
     if (!this.answer) return html`<section class="kl-pick" aria-label=${t`Numbers and pick`}>${note}</section>`;
     const { ready, says, problems, columns, proposal, chosen, run } = this.answer;
-    const status = ready ? [translated(proposal.why), chosen && t`Chosen in ${run}: ${chosen}.`, this.told].filter(Boolean).join(" ") : `${translated(says)} …`;
+    const status = ready ? joined([translated(proposal.why), chosen && t`Chosen in ${run}: ${chosen}.`, this.told]) : `${translated(says)} …`;
     return html`<section class="kl-pick" aria-label=${t`Numbers and pick`}><p role="status">${status}</p>${note}
       ${problems.map((text) => html`<p class="kl-note">${translated(text)}</p>`)}
       <div class="kl-pick-scroll" role="region" tabindex="0" aria-label=${t`Numbers by checkpoint`}><table class="kl-table"><thead>

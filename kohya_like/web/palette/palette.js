@@ -13,7 +13,8 @@ import { found } from "./finding.js";
 let isOpen = false;
 
 const wordsOf = (node) => (node.getAttribute("aria-label") || node.textContent || "").replace(/\s+/g, " ").trim();
-const isSeen = (node) => node.offsetParent !== null && !node.disabled;
+// What a menu holds is as near as its button.
+const isSeen = (node) => (node.closest(".kl-menu") || node).offsetParent !== null && !node.disabled;
 
 // What the page offers as it is now. Buttons are those in sight, so that none does what nobody has seen.
 function offered() {

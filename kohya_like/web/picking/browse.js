@@ -1,6 +1,6 @@
 // "Browse": folders and files on the studio's computer. One field finds and is moved through with the keyboard; the list only shows.
 
-import { t, translated } from "../common/language.js";
+import { joined, t, translated } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { post } from "../common/studio.js";
 import { plural } from "../common/words.js";
@@ -86,7 +86,7 @@ export function browse(asked, take) {
     const images = here.images && !isFound ? t`${plural(here.images, "image", "images")} in this folder.` : "";
     const none = rows.length ? "" : words.length ? t`Nothing here has that name.` : asked.kind === "folder" ? t`No folders in here.` : t`No folders and no files of the right kind (${here.endings.join(", ")}) in here.`;
     const cut = here.cut && !isFound ? t`Not everything is listed: the folder has more than 10,000 entries. What is not here can be typed into the field.` : "";
-    say(status, [images, none, cut].filter(Boolean).join(" ") || plural(rows.length, "entry", "entries"));
+    say(status, joined([images, none, cut]) || plural(rows.length, "entry", "entries"));
   }
 
   // Further rows, as far as somebody gets.

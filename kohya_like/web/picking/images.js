@@ -1,7 +1,7 @@
 // "Add images": from the computer in front of somebody, a telephone's too, into a data set with a name on the studio's. Talks with the
 // routes of kohya_like/datasets.py. Nothing is in the data set before everything has arrived.
 
-import { t, translated } from "../common/language.js";
+import { joined, phrased, t, translated } from "../common/language.js";
 import { find, make, say } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { ask, eachLine, headers, post } from "../common/studio.js";
@@ -96,7 +96,7 @@ export async function gather(given, field, take) {
       return;
     }
     go.disabled = !chosen.length;
-    if (chosen.length) say(status, `${plural(chosen.length, "file", "files")}, ${bytes(total())}`);
+    if (chosen.length) say(status, phrased([plural(chosen.length, "file", "files"), bytes(total())]));
     if (chosen.length) go.focus();
   }
 
@@ -162,12 +162,13 @@ export async function gather(given, field, take) {
       count ? t`Left out: ${plural(count, "file", "files")}.` : "",
     ];
     bar.root.hidden = true;
-    say(status, facts.filter(Boolean).join(" "));
+    say(status, joined(facts));
     let rest = SHOWN;
     const rows = left.map(([reason, names]) => {
       const shown = names.slice(0, Math.max(rest, 1));
       rest -= shown.length;
-      return make("li", {}, make("strong", { text: `${translated(reason)}: ` }), [...shown, ...(names.length > shown.length ? [t`and ${names.length - shown.length} more`] : [])].join(", "));
+      const which = [...shown, ...(names.length > shown.length ? [t`and ${names.length - shown.length} more`] : [])].join(", ");
+      return make("li", {}, make("strong", { text: t`${which}: ` }), translated(reason));
     });
     report.replaceChildren(...said.notes.map((text) => make("p", { class: "kl-note", text: translated(text) })), rows.length ? make("ul", { class: "kl-plain kl-scroll", tabindex: "0", "aria-label": t`Files that were left out` }, ...rows) : "");
     close.textContent = t`Done`;

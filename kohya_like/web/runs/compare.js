@@ -5,7 +5,7 @@ import { html, render } from "../common/html.js";
 import { t, translated } from "../common/language.js";
 import { make, say, sharp } from "../common/page.js";
 import { address, ask, repeat, withToken } from "../common/studio.js";
-import { duration, figure, plural } from "../common/words.js";
+import { duration, figure, grouped, plural } from "../common/words.js";
 import { Plot } from "./plot.js";
 import { stateWords, title } from "./run.js";
 import { nearest } from "./scales.js";
@@ -22,7 +22,7 @@ const loss = (value) => figure(value);
  */
 const REACHED = [
   ["state", t`State`, (state) => stateWords(state)],
-  ["steps", t`Steps`, (step, { "of steps": steps }) => (steps ? t`${step.toLocaleString()} of ${steps.toLocaleString()}` : step.toLocaleString())],
+  ["steps", t`Steps`, (step, { "of steps": steps }) => (steps ? t`${grouped(step)} of ${grouped(steps)}` : grouped(step))],
   ["loss", t`Loss`, loss],
   ["lowest held-out loss", t`Lowest held-out loss`, loss],
   ["trained seconds", t`Training time`, (seconds) => duration(seconds)],

@@ -1,7 +1,7 @@
 // What people do with a run that is there: star, name, tag and describe it, and delete it. Fetched when the Runs tab shows a run.
 
 import { html, render } from "../common/html.js";
-import { t } from "../common/language.js";
+import { listed, t } from "../common/language.js";
 import { make } from "../common/page.js";
 import { address, post, withToken } from "../common/studio.js";
 import { openDialog } from "../picking/dialog.js";
@@ -13,6 +13,7 @@ export function makeDesk(view, root) {
   let run = null; // the last answer of the studio about it
   let edit = null; // what is being written, and `read`: what it began with
   let problem = "";
+  let promised = ""; // what was said of the newest wish
   let others = [];
 
   async function tell(order) {
@@ -67,12 +68,15 @@ export function makeDesk(view, root) {
     draw();
   }
 
+  const isAsked = ({ asked }) => Boolean(asked && (asked.save || asked.sample || asked.other));
+
   // Of a run at work: what it shall do after its present step.
   async function ask(order, sentence) {
     try {
       const asked = await post(address(run.name, "/ask"), order);
       run = { ...run, asked };
       problem = "";
+      promised = sentence;
       view.note(sentence);
     } catch (error) {
       problem = error.message;
@@ -117,7 +121,7 @@ export function makeDesk(view, root) {
           <input key=${asked.stop_step} id="kl-stop-at" name="step" class="kr-filter" inputmode="numeric" defaultValue=${asked.stop_step ?? ""} /><button type="submit" class="kr-button">${t`Set`}</button>
           ${asked.stop_step !== null && html`<button type="button" class="kr-button" onClick=${() => ask({ what: "stop_at", step: null }, t`It trains to its last step.`)}>${t`Train to the end`}</button>`}</form></div>
       ${asked.draws && asked.prompts && otherPrompts()}
-      ${waits.length > 0 && html`<p class="kr-note">${t`Asked for after the present step: ${waits.join(", ")}.`}</p>`}`;
+      ${waits.length > 0 && html`<p class="kr-note">${t`Asked for after the present step: ${listed(waits)}.`}</p>`}`;
   }
 
   async function plan(order, sentence) {
@@ -213,6 +217,8 @@ export function makeDesk(view, root) {
         edit = null;
         problem = "";
       }
+      // What it was to do after its step is done.
+      if (run && isAsked(run) && !isAsked(answer) && view.status.textContent === promised) view.note("");
       run = answer;
       draw();
     },

@@ -1,8 +1,9 @@
 // The GPUs of the machine under a run: use, memory, temperature and power of the last minutes, and a card for each where there are several.
 
 import { html, render } from "../common/html.js";
-import { t, translated } from "../common/language.js";
+import { listed, phrased, t, translated } from "../common/language.js";
 import { make } from "../common/page.js";
+import { grouped } from "../common/words.js";
 
 const NOT_TOLD = t`not told`;
 // A longer time between two readings is a hole: nobody looked, or the driver was silent.
@@ -10,8 +11,8 @@ const HOLE_SECONDS = 7;
 const WIDTH = 300;
 const HEIGHT = 40;
 
-const of = (value, limit, unit) => (limit === null ? told(value, unit) : t`${value.toLocaleString()} of ${told(limit, unit)}`);
-const told = (value, unit) => (value === null ? NOT_TOLD : `${value.toLocaleString()}\u00a0${unit}`);
+const of = (value, limit, unit) => (limit === null ? told(value, unit) : t`${grouped(value)} of ${told(limit, unit)}`);
+const told = (value, unit) => (value === null ? NOT_TOLD : `${grouped(value)}\u00a0${unit}`);
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 const largest = (values) => Math.max(...values);
@@ -82,7 +83,7 @@ const CELLS = [
     name: t`GPU memory`,
     unit: "%",
     now: (gpu) => told(gpu.memoryUsed, "GiB"),
-    note: (gpu) => [gpu.memoryTotal === null ? "" : t`of ${told(gpu.memoryTotal, "GiB")}`, few(gpu, gpu.gpus.map((each) => each.memoryUsed))].filter(Boolean).join(", "),
+    note: (gpu) => phrased([gpu.memoryTotal === null ? "" : t`of ${told(gpu.memoryTotal, "GiB")}`, few(gpu, gpu.gpus.map((each) => each.memoryUsed))]),
     value: (gpus) => over(mean, gpus.map((each) => each[1])),
     top: () => 100,
   },
@@ -90,7 +91,7 @@ const CELLS = [
     name: t`Temperature`,
     unit: "°C",
     now: (gpu) => heat(gpu.temperature),
-    note: (gpu) => (gpu.numGpus > 1 ? [t`of the hottest`, few(gpu, gpu.gpus.map((each) => each.temperature))].filter(Boolean).join(", ") : ""),
+    note: (gpu) => (gpu.numGpus > 1 ? phrased([t`of the hottest`, few(gpu, gpu.gpus.map((each) => each.temperature))]) : ""),
     value: (gpus) => over(largest, gpus.map((each) => each[2])),
     top: () => 100,
   },
@@ -98,7 +99,7 @@ const CELLS = [
     name: t`Power`,
     unit: "W",
     now: (gpu) => told(over((values) => Math.round(sum(values)), gpu.gpus.map((each) => each.power)), "W"),
-    note: (gpu) => [powerLimit(gpu) === null ? "" : t`of ${told(powerLimit(gpu), "W")}`, few(gpu, gpu.gpus.map((each) => each.power))].filter(Boolean).join(", "),
+    note: (gpu) => phrased([powerLimit(gpu) === null ? "" : t`of ${told(powerLimit(gpu), "W")}`, few(gpu, gpu.gpus.map((each) => each.power))]),
     value: (gpus) => over(sum, gpus.map((each) => each[3])),
     top: (gpu, values) => Math.max(powerLimit(gpu) || 0, over(largest, values) || 0) || 1,
   },
@@ -161,7 +162,7 @@ export class Gpus {
 
   cards(gpu, ofRun, seconds, now) {
     const all = gpu.memoryUsed === null ? "" : t`, ${of(gpu.memoryUsed, gpu.memoryTotal, "GiB")} in use`;
-    const mine = ofRun.length ? t`; this run uses ${ofRun.length === gpu.numGpus ? t`all` : ofRun.join(", ")}` : "";
+    const mine = ofRun.length ? t`; this run uses ${ofRun.length === gpu.numGpus ? t`all` : listed(ofRun)}` : "";
     const use = (place) => this.moments.map(([time, gpus]) => [now - time, gpus[place] ? gpus[place][0] : null]);
     return html`<details class="kr-fold kr-gpu-fold" key="cards" open=${this.isOpen} onToggle=${(event) => (this.isOpen = event.currentTarget.open)}>
       <summary>${gpu.numGpus} ${t`GPUs`}${all}${mine}</summary>

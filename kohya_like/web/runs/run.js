@@ -4,11 +4,11 @@
 import { Console } from "../common/console.js";
 import { show } from "../common/address.js";
 import { shownText } from "../common/field.js";
-import { t, translated } from "../common/language.js";
+import { phrased, t, translated } from "../common/language.js";
 import { findAll, make, say } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { address, ask, Refused, repeat, withToken } from "../common/studio.js";
-import { bytes, duration, figure, moment, plural } from "../common/words.js";
+import { bytes, duration, figure, grouped, moment, plural } from "../common/words.js";
 import { openTool } from "../tools/tools.js";
 import { Curve } from "./curve.js";
 import { Draw } from "./draw.js";
@@ -65,17 +65,17 @@ function noted(note) {
   return step ? t`step ${step}` : note === "chosen" ? t`chosen` : translated(note);
 }
 
-const mending = ({ shown, text }) => [...(shown.length ? [shown.map(([label, before, after]) => `${translated(label)}: ${shownText(before)} → ${shownText(after)}`).join("; ")] : []), translated(text)].join(". ");
+const mending = ({ shown, text }) => (shown.length ? t`${phrased(shown.map(([label, before, after]) => t`${translated(label)}: ${shownText(before)} → ${shownText(after)}`))}. ${translated(text)}` : translated(text));
 
 // Of a run that waits, as desk.places tells it.
 export function waitWords({ held, not_before: time, after }) {
   if (held) return t`Held until it is released`;
   const told = [after && t`after ${title(after)}`, 1000 * time > Date.now() && t`at ${moment(1000 * time)}`].filter(Boolean);
-  return told.length ? t`Starts ${told.join(", ")}` : PHASES.queued;
+  return told.length ? t`Starts ${phrased(told)}` : PHASES.queued;
 }
 
 // Of a run that was asked to end before its last step.
-export const stopWords = (step) => t`stops after step ${step.toLocaleString()}`;
+export const stopWords = (step) => t`stops after step ${grouped(step)}`;
 
 export class RunView {
   // options: compact, use(run, option) for "Use these settings" (and a field to go to), open(run) for another run, missing(why) when it is gone
@@ -332,14 +332,14 @@ export class RunView {
   }
 
   progress(answer) {
-    const steps = answer.steps ? t`${answer.step.toLocaleString()} of ${answer.steps.toLocaleString()} steps` : answer.step ? t`${answer.step} steps` : "";
+    const steps = answer.steps ? t`${grouped(answer.step)} of ${grouped(answer.steps)} steps` : answer.step ? t`${grouped(answer.step)} steps` : "";
     const parts = [];
     let phase = PHASES[answer.phase] || answer.phase || t`Starting`;
     if (answer.state === "queued") phase = waitWords(answer.queue || {});
     if (answer.phase === "sample" && this.evaluates) phase = t`Evaluating`;
     if (answer.phase === "cache") {
       const cached = Object.entries(answer.cached).map(([what, [done, total]]) => what === "text" ? t`captions ${done} of ${total}` : t`images ${done} of ${total}`);
-      if (cached.length) phase += `: ${cached.join(", ")}`;
+      if (cached.length) phase = t`${phase}: ${phrased(cached)}`;
     }
     if (answer.stopping) phase = answer.ends_in_seconds ? t`Stopping: ends by force in ${duration(answer.ends_in_seconds)} at the latest` : t`Stopping`;
     if (steps) parts.push(steps);
@@ -348,7 +348,7 @@ export class RunView {
     say(this.phase, phase);
     say(this.count, parts.join(" · "));
     this.bar.show(answer.fraction, answer.state === "running");
-    this.bar.root.setAttribute("aria-valuetext", [phase, ...parts].join(", "));
+    this.bar.root.setAttribute("aria-valuetext", phrased([phase, ...parts]));
   }
 
   figures(answer) {
@@ -369,7 +369,7 @@ export class RunView {
 
   session({ session, total, sessions }) {
     const pauses = (seconds) => (seconds >= 0.5 ? t`, ${duration(seconds)} in pauses` : "");
-    const steps = plural(session.steps, "step", "steps", session.steps.toLocaleString());
+    const steps = plural(session.steps, "step", "steps", grouped(session.steps));
     this.tile(t`This session`, session.steps ? duration(session.trained_seconds) : null, `${steps}${pauses(session.paused_seconds)}`);
     const many = sessions > 1 || (sessions === 1 && !session.steps);
     this.tile(t`In total`, many ? duration(total.trained_seconds) : null, `${plural(sessions, "session", "sessions")}${pauses(total.paused_seconds)}`);

@@ -6,7 +6,7 @@ import { t } from "../common/language.js";
 import { make } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
 import { ask, repeat } from "../common/studio.js";
-import { figure } from "../common/words.js";
+import { figure, grouped } from "../common/words.js";
 import { goTo } from "../train/form.js";
 import { openSettings } from "../train/opening.js";
 import { foresee } from "../train/starting.js";
@@ -145,7 +145,7 @@ export function runs({ element, root }) {
   function row({ name, label, notes, starred, tags, step, steps, stop_step: stop, loss, started, state, stopping, queue }) {
     const about = [name, label, notes, starred ? t`starred ★` : "", ...tags];
     const told = stateWords(state, stopping);
-    const counts = [steps ? `${step.toLocaleString()}\u00a0/\u00a0${steps.toLocaleString()}` : "", stop ? stopWords(stop) : "", loss === null ? "" : t`loss\u00a0${figure(loss, 3)}`].filter(Boolean).join(" · ");
+    const counts = [steps ? `${grouped(step)}\u00a0/\u00a0${grouped(steps)}` : "", stop ? stopWords(stop) : "", loss === null ? "" : t`loss\u00a0${figure(loss, 3)}`].filter(Boolean).join(" · ");
     const waits = queue ? [t`Number ${queue.place + 1} in the queue`, waitWords(queue)] : [];
     const inside = html`<span class="kr-row-text"><span class="kr-row-name">${nameOf({ label, name })}${starred ? html` <span role="img" aria-label=${t`starred`}>★</span>` : ""}</span><span class="kr-row-about">${[date(name, started), ...waits, counts, tags.join(", ")].filter(Boolean).join("\n")}</span></span>
         <span class="kr-badge" data-state=${state}>${told}</span>`;

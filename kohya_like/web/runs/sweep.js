@@ -4,7 +4,7 @@ import { html, render } from "../common/html.js";
 import { t, translated } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { post, repeat } from "../common/studio.js";
-import { figure, plural } from "../common/words.js";
+import { figure, grouped, plural } from "../common/words.js";
 import { triedWords } from "../train/sweep.js";
 import { stateWords, title } from "./run.js";
 
@@ -31,11 +31,11 @@ export function makeSweeps({ open, compare, chosen }) {
 
   function told({ state, step }) {
     if (!state) return t`Not started yet`;
-    return `${state === "waiting" ? t`Waits for the others` : stateWords(state)}${step ? t`, step ${step.toLocaleString()}` : ""}`;
+    return `${state === "waiting" ? t`Waits for the others` : stateWords(state)}${step ? t`, step ${grouped(step)}` : ""}`;
   }
 
   function table() {
-    const head = known.steps.map((step) => html`<th scope="col" key=${step}>${t`Step`} ${step.toLocaleString()}</th>`);
+    const head = known.steps.map((step) => html`<th scope="col" key=${step}>${t`Step`} ${grouped(step)}</th>`);
     const best = known.steps.map((_, rung) => Math.min(...known.runs.map(({ losses }) => losses[rung] ?? Infinity)));
     const name = (each) => (each.run ? html`<button type="button" class="kl-link" onClick=${() => open(each.run)}>${triedWords(each)}</button>` : triedWords(each));
     const row = (each) => html`<tr key=${triedWords(each)} aria-label=${each.won ? t`The best` : null}>

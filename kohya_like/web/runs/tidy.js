@@ -1,7 +1,7 @@
 // What runs take of the disk, old states that may go, and the trash. Fetched when it is opened.
 
 import { html, render } from "../common/html.js";
-import { t } from "../common/language.js";
+import { phrased, t } from "../common/language.js";
 import { make } from "../common/page.js";
 import { post } from "../common/studio.js";
 import { bytes, moment, plural } from "../common/words.js";
@@ -73,7 +73,7 @@ export async function openTidy(changed) {
     const all = known.trash.reduce((sum, entry) => sum + entry.bytes, 0);
     const entries = known.trash.map((entry) => entry.name);
     return html`<h3>${t`Trash`}</h3>${entries.length === 0 ? html`<p>${t`It is empty.`}</p>` : html`<ul class="kr-tidy-list" tabindex="0" aria-label=${t`In the trash`}>${known.trash.map((entry) => html`<li key=${entry.name}><span>${entry.what}</span>
-      <span class="kr-note">${moment(entry.time * 1000)}, ${bytes(entry.bytes)}</span><button type="button" class="kr-button" aria-label=${t`Put ${entry.what} back`}
+      <span class="kr-note">${phrased([moment(entry.time * 1000), bytes(entry.bytes)])}</span><button type="button" class="kr-button" aria-label=${t`Put ${entry.what} back`}
         onClick=${() => order("restore", { entry: entry.name }, ({ what }) => t`${what} is back.`)}>${t`Put back`}</button></li>`)}</ul>
       ${asked("empty", t`Empty the trash: ${bytes(all)}`, t`Really delete for ever`, () => order("empty", { entries }, ({ freed }) => t`${bytes(freed)} are free again.`))}
       <p class="kr-note">${t`What is older than 30 days goes by itself.`}</p>`}`;
@@ -85,7 +85,7 @@ export async function openTidy(changed) {
     const all = known.runs.reduce((sum, run) => sum + run.bytes, 0);
     if (told.endsWith("…")) told = "";
     render([html`<p class="kr-status" role="status">${told}</p>`,
-      html`<p>${plural(known.runs.length, "run", "runs")}, ${bytes(all)}${known.free === null ? "" : t`; ${bytes(known.free)} of the disk are free`}.</p>`,
+      html`<p>${phrased([plural(known.runs.length, "run", "runs"), bytes(all)])}${known.free === null ? "" : t`; ${bytes(known.free)} of the disk are free`}.</p>`,
       html`<ul class="kr-tidy-list" tabindex="0" aria-label=${t`The largest runs`}>${largest.map((run) => html`<li key=${run.name}><span>${run.label || run.name}</span><span class="kr-note">${t`${bytes(run.bytes)}, states ${bytes(run.states)}`}</span></li>`)}</ul>`,
       states(), trash()], root);
   }

@@ -1,6 +1,6 @@
 // Where the time of a step goes: its parts stacked over the steps, with what is in none of them on top.
 
-import { t } from "../common/language.js";
+import { listed, t } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { figure } from "../common/words.js";
 import { Plot } from "./plot.js";
@@ -67,13 +67,13 @@ export class Times extends Plot {
     const sums = PARTS.map((part, place) => rows.reduce((sum, row) => sum + row[place + 1], 0));
     const all = sums.reduce((sum, value) => sum + value, 0) || 1;
     const shares = PARTS.map(([, name], place) => `${Math.round((100 * sums[place]) / all)} % ${name}`);
-    say(this.summary, t`Time of a step: ${words(all / rows.length)}, ${shares.slice(0, 3).join(", ")}`);
+    say(this.summary, t`Time of a step: ${words(all / rows.length)}, ${listed(shares.slice(0, 3))}`);
   }
 
   describe(index) {
     const row = this.points[index];
     const parts = PARTS.map(([, name], place) => `${name} ${words(row[place + 1])}`);
-    return t`Step ${row[0]}: ${words(Times.total(row))}; ${(this.onGpu ? parts.slice(1) : parts).join(", ")}`;
+    return t`Step ${row[0]}: ${words(Times.total(row))}; ${listed(this.onGpu ? parts.slice(1) : parts)}`;
   }
 
   figure() {

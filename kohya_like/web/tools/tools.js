@@ -4,12 +4,12 @@
 import { show as bringTab } from "../common/address.js";
 import { Console } from "../common/console.js";
 import { blame, makeBrowse, makeChoice, makeField } from "../common/field.js";
-import { t, translated } from "../common/language.js";
+import { joined, phrased, t, translated } from "../common/language.js";
 import { make } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { store, stored } from "../common/stored.js";
 import { ask, post, repeat } from "../common/studio.js";
-import { figure, moment } from "../common/words.js";
+import { figure, grouped, moment } from "../common/words.js";
 
 const DRAFT = "kl.tools";
 const MAX_ROWS = 100;
@@ -34,7 +34,7 @@ const isFact = (value) => value === null || typeof value !== "object" || (Array.
 function said(value) {
   if (value === null || (Array.isArray(value) && !value.length)) return t`none`;
   if (typeof value === "boolean") return value ? t`yes` : t`no`;
-  if (typeof value === "number") return Number.isInteger(value) ? value.toLocaleString("en").replace(/,/g, "\u202f") : figure(value);
+  if (typeof value === "number") return Number.isInteger(value) ? grouped(value) : figure(value);
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
@@ -133,8 +133,8 @@ export function tools({ root }) {
     const rows = known.runs.filter((each) => each.name !== run);
     before.hidden = rows.length === 0;
     const labels = Object.fromEntries(known.tools.map(({ name, label }) => [name, label]));
-    before.replaceChildren(make("h2", { id: "kl-tool-before", text: t`Before` }), make("ul", { class: "kl-plain" }, ...rows.map((each) => make("li", {},
-      make("button", { type: "button", class: "kl-link", text: `${labels[each.tool]}, ${moment(1000 * each.started)}`, onclick: () => { show(each.name); poll(); } }),
+    before.replaceChildren(make("h2", { id: "kl-tool-before", text: t`Done before` }), make("ul", { class: "kl-plain" }, ...rows.map((each) => make("li", {},
+      make("button", { type: "button", class: "kl-link", text: phrased([labels[each.tool], moment(1000 * each.started)]), onclick: () => { show(each.name); poll(); } }),
       make("span", { class: "kl-facts", text: ` ${WORDS[each.state].toLowerCase()}` })))));
   }
 
@@ -282,7 +282,7 @@ export function tools({ root }) {
         bar.root.hidden = !running;
         bar.show(answer.percent === null ? null : answer.percent / 100, running);
         line.hidden = !running && !answer.why.length;
-        line.textContent = answer.why.map(translated).join(" ") || answer.console.open || answer.console.lines[answer.console.lines.length - 1] || t`Starting …`;
+        line.textContent = joined(answer.why.map(translated)) || answer.console.open || answer.console.lines[answer.console.lines.length - 1] || t`Starting …`;
         cancel.hidden = !running;
         verify.hidden = !answer.output;
         verify.dataset.path = answer.output;

@@ -126,6 +126,9 @@ function showOutput(box, { commands, toml, about }) {
   box.hidden = false;
 }
 
+// A sample without a caption, or one of no style.
+const nothing = (table) => (table.head.at(-1) === "Style" ? t`none` : t`(an empty text)`);
+
 // report: {title, facts: [[name, value]], tables: [{title, head, rows}], notes: [text]}
 function showReport(box, report) {
   box.hidden = !report;
@@ -134,6 +137,6 @@ function showReport(box, report) {
   const tables = (report.tables || []).flatMap((table) => [make("h3", { text: translated(table.title) }),
     make("div", { class: "kl-scroll", tabindex: "0", role: "region", "aria-label": translated(table.title) }, make("table", { class: "kl-table" },
       make("thead", {}, make("tr", {}, ...table.head.map((text) => make("th", { scope: "col", text: translated(text) })))),
-      make("tbody", {}, ...table.rows.map((row) => make("tr", {}, ...row.map((text) => make("td", { text })))))))]);
+      make("tbody", {}, ...table.rows.map((row) => make("tr", {}, ...row.map((text) => make("td", { text: text || nothing(table) })))))))]);
   box.replaceChildren(make("h2", { text: translated(report.title) }), facts, ...tables, ...(report.notes || []).map((text) => make("p", { class: "kl-note", text: translated(text) })));
 }

@@ -2,12 +2,12 @@
 
 import schema from "../schema.js";
 import { makeBrowse, makeInput, shownDefault } from "../common/field.js";
-import { language, t, translated } from "../common/language.js";
-import { find, findAll, make, rich } from "../common/page.js";
+import { joined, language, listed, phrased, t, translated } from "../common/language.js";
+import { find, findAll, make, rich, say } from "../common/page.js";
 import { plural } from "../common/words.js";
 import { promptRows } from "./prompts.js";
 import {
-  blocksIn, carry, condition, defaults, drafts, fieldsIn, fieldsOf, hindrance, isChanged, isGuest, isIdle, isShown, keyOf, needed, ownerOf, problems, run, save,
+  blocksIn, carry, condition, defaults, drafts, fieldsIn, fieldsOf, hindrance, isChanged, isGuest, isIdle, isShown, keyOf, needed, overruling, ownerOf, problems, run, save,
   saveSoon, specsOf, tell, turn, wanted, mode, modeFor,
 } from "./settings.js";
 import { aboutBase, gpuPicker, startPicker } from "./starting.js";
@@ -18,6 +18,7 @@ export const views = new Map(); // group -> fieldset on the page
 export const controls = new Map(); // option -> control on the page
 const DATA = "train_data_dir";
 const BASE = "pretrained_model_name_or_path";
+const RATE = "learning_rate";
 const filter = { words: [], changed: false, opened: null };
 const special = { prompts: promptRows, start: startPicker, gpus: gpuPicker }; // kind of control -> how it is drawn
 
@@ -148,7 +149,7 @@ function drawControl(spec) {
   }
   const owner = isGuest(spec) && ownerOf(spec);
   const guest = owner && make("p", { class: "kl-note kl-guest", text: t`An option of ${owner.label}, shown because it is set and takes effect.` });
-  const idle = spec.needs && make("p", { class: "kl-note", hidden: true });
+  const idle = (spec.needs || spec.name === RATE) && make("p", { class: "kl-note", hidden: true });
   const root = make("div", { class: `kl-field${wide ? " kl-wide" : ""}`, "data-name": spec.name }, head, guest || null, idle || null, body, error, spec.name === BASE ? aboutBase() : null, help);
   const read = () => (isCheck ? node.checked : node.value);
 
@@ -172,6 +173,11 @@ function drawControl(spec) {
       reset.hidden = !changed || spec.required === true;
     },
     explain() {
+      if (spec.name === RATE) {
+        const own = overruling().map(({ label }) => label);
+        idle.hidden = !own.length;
+        say(idle, own.length ? t`Has no effect, because these are given: ${listed(own)}.` : "");
+      }
       if (!spec.needs) return;
       const missing = hindrance(spec);
       root.classList.toggle("kl-asleep", missing !== null);
@@ -203,7 +209,7 @@ export function showProblem(name) {
   const mark = control.editor ? control.editor.marked : node;
   error.hidden = sentences.length === 0;
   // The name and the help stand beside it already.
-  error.textContent = sentences.map((text) => (text.startsWith(`${name} is missing: `) ? t`This is required.` : translated(text).replace(`${name}: `, ""))).join(" ");
+  error.textContent = joined(sentences.map((text) => (text.startsWith(`${name} is missing: `) ? t`This is required.` : translated(text).replace(`${name}: `, ""))));
   root.classList.toggle("kl-wrong", sentences.length > 0);
   if (sentences.length && mark === node) node.setAttribute("aria-invalid", "true");
   else node.removeAttribute("aria-invalid");
@@ -344,7 +350,7 @@ export function fieldset({ root, props, detail: title }) {
     }
     const badge = make("span", { class: "kl-badge" });
     const heading = make("h2", { class: "kl-title", text: translated(title) });
-    const names = specs.slice(0, 4).map((spec) => (language === "en" ? spec.label.replace(/^[A-Z](?![A-Z])/, (letter) => letter.toLowerCase()) : spec.label)).join(", ");
+    const names = listed(specs.slice(0, 4).map((spec) => (language === "en" ? spec.label.replace(/^[A-Z](?![A-Z])/, (letter) => letter.toLowerCase()) : spec.label)));
     const hint = make("span", { class: "kl-hint", text: t`${names} … ${specs.length} settings` });
     view.details = make("details", { class: "kl-card kl-section" }, make("summary", {}, heading, hint, badge), body);
     // A click comes before the browser opens it, the toggle event a moment after: somebody tabbing on at once must find the fields.
@@ -413,7 +419,7 @@ export function toolbar({ root }) {
     filter.changed = changed.checked;
     const { active, total, elsewhere } = applyFilter();
     const found = total ? plural(total, "setting", "settings") : elsewhere.length ? "" : t`No setting matches; try another word`;
-    const more = elsewhere.map((spec) => t`${spec.name} belongs to ${ownerOf(spec).label}`).join(", ");
+    const more = phrased(elsewhere.map((spec) => t`${spec.name} belongs to ${ownerOf(spec).label}`));
     status.textContent = active ? [found, more].filter(Boolean).join("; ") : "";
   };
   const all = (open) => () => {

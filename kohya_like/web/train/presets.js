@@ -2,11 +2,11 @@
 
 import schema from "../schema.js";
 import { makeChoice, shownText } from "../common/field.js";
-import { t, translated } from "../common/language.js";
-import { make } from "../common/page.js";
+import { joined, listed, t, translated } from "../common/language.js";
+import { make, say } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
 import { ask } from "../common/studio.js";
-import { choose, fill } from "./form.js";
+import { addImages, choose, fill } from "./form.js";
 import { openSettings } from "./opening.js";
 import { drafts, familyOf, hasDraft, keyOf, onChange, run, mode } from "./settings.js";
 
@@ -25,9 +25,9 @@ export function kinds({ root }) {
     for (const each of schema.modes) modes.radios.get(each.name).disabled = absent.includes(each);
     // Where it is for nearly all, a list of families says nothing.
     const common = absent.filter((each) => having(each).length > FEW).map(({ label }) => label);
-    const words = [mode.about, ...absent.filter(({ label }) => !common.includes(label)).map((each) => t`${each.label} is for ${having(each).join(", ")}.`)];
-    if (common.length) words.push(t`Not for ${schema.families[family()]}: ${common.join(", ")}.`);
-    if (about.textContent !== words.join(" ")) about.textContent = words.join(" ");
+    const words = [mode.about, ...absent.filter(({ label }) => !common.includes(label)).map((each) => t`${each.label} is for ${listed(having(each))}.`)];
+    if (common.length) words.push(t`Not for ${schema.families[family()]}: ${listed(common)}.`);
+    say(about, joined(words));
   };
   onChange(show);
   root.append(make("div", { class: "kl-kinds" }, families.root, modes.root), about);
@@ -128,7 +128,10 @@ export function welcome({ root }) {
     make("div", { class: "kl-row" },
       guideButton("kl-strong", close),
       make("button", { type: "button", class: "kl-button", text: t`Train the demo`, onclick: demo }),
-      make("button", { type: "button", class: "kl-quiet", text: t`I have my own images`, onclick: close })));
+      make("button", { type: "button", class: "kl-quiet", text: t`I have my own images`, onclick: () => {
+        close();
+        addImages();
+      } })));
   // Who has a new browser is not new where somebody has trained already.
   ask("/kl/runs").then(({ runs }) => runs.length, () => 0).then((there) => { if (!there) root.append(card); });
 }

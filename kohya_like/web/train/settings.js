@@ -55,7 +55,15 @@ export function hindrance(spec) {
   return needs.length ? needs : null;
 }
 
-export const needed = new Set(schema.fields.flatMap((spec) => (spec.needs || []).map(({ name }) => name)));
+const OWN_RATES = ["unet_lr", "text_encoder_lr"];
+
+// The rates of all that is trained, where each has one of its own: learning_rate, which they stand in place of, then trains nothing.
+export function overruling() {
+  const own = OWN_RATES.map(specOf).filter((spec) => spec && hindrance(spec) === null);
+  return own.every((spec) => String(drafts[run][spec.name]).trim()) ? own : [];
+}
+
+export const needed = new Set([...OWN_RATES, ...schema.fields.flatMap((spec) => (spec.needs || []).map(({ name }) => name))]);
 
 // Without effect, and nobody has given it a value or asked for it: left out.
 export const isIdle = (spec) => !isChanged(spec) && !problems.has(spec.name) && !wanted.has(spec.name) && hindrance(spec) !== null;

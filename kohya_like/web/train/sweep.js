@@ -1,7 +1,7 @@
 // Sweep: several values of some settings are tried, and the steps go to those that do best. Starts runs; their table is in the Runs tab.
 
 import { makeSweep } from "../common/address.js";
-import { t, translated } from "../common/language.js";
+import { listed, t, translated } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { post } from "../common/studio.js";
 import { onChange, values } from "./settings.js";
@@ -10,7 +10,7 @@ const TYPING_SECONDS = 0.6;
 
 // What a run of a sweep tries.
 export function triedWords({ tried, own }) {
-  const said = tried.map(([label, value]) => `${translated(label)} ${translated(value)}`).join(", ");
+  const said = listed(tried.map(([label, value]) => `${translated(label)} ${translated(value)}`));
   return own ? t`${said} (as in the form)` : said;
 }
 
