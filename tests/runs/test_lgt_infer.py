@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 from sd_scripts.families.lgt.model import Lgt
-from sd_scripts.families.lgt.script import GAP, transfer
+from sd_scripts.families.lgt.script import transfer
 from sd_scripts.families.lgt.tools import TransferSection
+from sd_scripts.library.render.sample import GAP
 from sd_scripts.library.tools import run
 from sd_scripts.runs.command import SCRIPTS
 from tests.forked import said_by_script

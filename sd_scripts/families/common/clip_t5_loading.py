@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from diffusers import FluxTransformer2DModel
-from transformers import CLIPTextConfig, CLIPTextModel
 
 from sd_scripts.library.core.protocols import Dtypes
 from sd_scripts.library.loading.common import BASE, Base, Companion, FamilySpec, PartSpec, config_of
 from sd_scripts.runs.model_headers import CLIP
 
-from . import original_unet as original
 from . import pooled_original
 from . import transformer_loading as transformer
 from .t5 import T5_PART, t5_problems
-from .tokenizers import TokenizerSpec
+from .unet_loading import CLIP_L
 
 TRANSFORMER = PartSpec(
     folder="transformer",
@@ -26,16 +25,10 @@ TRANSFORMER = PartSpec(
     layout=pooled_original.transformer,
     prefixes=transformer.PREFIXES,
 )
-CLIP_PART = PartSpec(
-    folder="text_encoder",
-    class_name="CLIPTextModel",
-    make=lambda config: CLIPTextModel(CLIPTextConfig.from_dict(config)),
-    layout=original.clip,
-    folder_name=original.clip_in_folders,
+CLIP_PART = replace(
+    CLIP_L,
     prefixes=("text_encoders.clip_l.transformer.",),
     kinds=(CLIP,),
-    tokenizer=TokenizerSpec("tokenizer", "<|endoftext|>"),
-    stem="model",
     companion=Companion("clip_l", "the text encoder CLIP-L", "clip_l.safetensors"),
 )
 MAX_TOKENS = 512

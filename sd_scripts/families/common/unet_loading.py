@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import nn
+from transformers import CLIPTextConfig, CLIPTextModel
 
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import DeviceMap, Dtypes, Parts
@@ -41,6 +42,7 @@ from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.model import UNetModelOptions
 
 from . import original_unet as original
+from .tokenizers import TokenizerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,16 @@ AUTOENCODER = PartSpec(
     (VAE,),
     companion=Companion("vae", "the VAE"),
 )
+CLIP_L = PartSpec(
+    folder="text_encoder",
+    class_name="CLIPTextModel",
+    make=lambda config: CLIPTextModel(CLIPTextConfig.from_dict(config)),
+    layout=original.clip,
+    folder_name=original.clip_in_folders,
+    tokenizer=TokenizerSpec("tokenizer", "<|endoftext|>"),
+    stem="model",
+)
+"""Without the beginnings of its names in files, which differ."""
 FLOW_SCHEDULER = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0}
 
 Refine = Callable[[FamilySpec, Source, Header | None], FamilySpec]

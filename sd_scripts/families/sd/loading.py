@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor, nn
-from transformers import CLIPTextConfig, CLIPTextModel
 
 from sd_scripts.families.common import original_unet as original
 from sd_scripts.families.common import unet_loading as unet
 from sd_scripts.families.common.tokenizers import TokenizerSpec
 from sd_scripts.library.core.protocols import DeviceMap, Dtypes, Parts, Version
 from sd_scripts.library.loading import common
-from sd_scripts.library.loading.common import Base, FamilySpec, PartSpec, read_json
+from sd_scripts.library.loading.common import Base, FamilySpec, read_json
 from sd_scripts.library.loading.source import Source
 from sd_scripts.runs.model_headers import Header, what_is
 from sd_scripts.schema.errors import OptionError
@@ -61,17 +60,8 @@ def _open_clip_extras(config: Mapping[str, Any]) -> dict[str, str | Tensor]:
     return {**block, "text_projection": torch.eye(width), "logit_scale": torch.tensor(_LOGIT_SCALE)}
 
 
-_CLIP_L = PartSpec(
-    folder="text_encoder",
-    class_name="CLIPTextModel",
-    make=lambda config: CLIPTextModel(CLIPTextConfig.from_dict(config)),
-    layout=original.clip,
-    folder_name=original.clip_in_folders,
-    # Files of the first months were written by a transformers without the level text_model.
-    prefixes=("cond_stage_model.transformer.text_model.", "cond_stage_model.transformer."),
-    tokenizer=TokenizerSpec("tokenizer", "<|endoftext|>"),
-    stem="model",
-)
+# Files of the first months were written by a transformers without the level text_model.
+_CLIP_L = replace(unet.CLIP_L, prefixes=("cond_stage_model.transformer.text_model.", "cond_stage_model.transformer."))
 _OPEN_CLIP_H = replace(
     _CLIP_L,
     layout=original.open_clip,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 from sd_scripts.families.common import original_unet as original
 from sd_scripts.families.common import unet_loading as unet
@@ -28,16 +29,7 @@ SPEC = FamilySpec(
     parts={
         "backbone": unet.UNET,
         "vae": unet.AUTOENCODER,
-        "te1": PartSpec(
-            folder="text_encoder",
-            class_name="CLIPTextModel",
-            make=lambda config: CLIPTextModel(CLIPTextConfig.from_dict(config)),
-            layout=original.clip,
-            folder_name=original.clip_in_folders,
-            prefixes=("conditioner.embedders.0.transformer.text_model.",),
-            tokenizer=TokenizerSpec("tokenizer", "<|endoftext|>"),
-            stem="model",
-        ),
+        "te1": replace(unet.CLIP_L, prefixes=("conditioner.embedders.0.transformer.text_model.",)),
         "te2": PartSpec(
             folder="text_encoder_2",
             class_name="CLIPTextModelWithProjection",
