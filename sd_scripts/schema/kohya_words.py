@@ -225,6 +225,17 @@ SCRIPTS = {
     "anima_train.py": ("anima", "full", ""),
 }
 """kohya's scripts for families that are trained here: the family, how it is trained, and the page of kohya_ss where it is the same."""
+SCRIPTS_OF_LORA_SCRIPTS = {
+    "sd-lora": "train_network.py",
+    "sdxl-lora": "sdxl_train_network.py",
+    "flux-lora": "flux_train_network.py",
+    "anima-lora": "anima_train_network.py",
+    "sd-dreambooth": "train_db.py",
+    "sdxl-finetune": "sdxl_train.py",
+    "flux-finetune": "flux_train.py",
+    "anima-finetune": "anima_train.py",
+}
+"""The script that a kind of training of lora-scripts (its model_train_type) starts."""
 _OF_FLOW = frozenset(
     """blocks_to_swap discrete_flow_shift logit_mean logit_std mode_scale sigmoid_scale text_encoder_batch_size timestep_sampling
     unsloth_offload_checkpointing weighting_scheme""".split()

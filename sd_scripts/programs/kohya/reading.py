@@ -13,13 +13,14 @@ from sd_scripts.schema.imported import Imported, Row
 from sd_scripts.schema.sheet import is_empty, is_off, number, switch
 
 from ..command_lines import Command, clear
+from . import lora_scripts
 from .memory import MEMORY
 from .network import ADAPTER, LARGEST_RANK, RATES, adapts_convolutions, type_name, who_is_trained
 from .recipe import RECIPE, arguments
 from .rules import RULES
 from .sheet import KOHYA, KohyaSheet, Rule, Table
 
-TABLE = RULES | RECIPE | RATES | MEMORY
+TABLE = RULES | RECIPE | RATES | MEMORY | lora_scripts.RULES
 """The rule of each key that has one; adapters have more."""
 JSON_ORIGIN = "kohya_ss configuration (JSON)"
 DEFAULTS_ORIGIN = "defaults of kohya_ss's page (config.toml)"
@@ -54,12 +55,12 @@ def looks_like_kohya(given: Mapping[str, object]) -> bool:
 
 def from_json(given: Mapping[str, object], name: str = "") -> Imported:
     """The page's configuration. Raises OptionError for one of the page for embeddings, which are not trained here."""
-    return _imported(given, name, page=True)
+    return from_toml(given, name) if lora_scripts.TYPE in given else _imported(given, name, page=True)
 
 
 def from_toml(given: Mapping[str, object], name: str = "") -> Imported:
     """Options of a script, tables opened. Raises OptionError for a configuration for embeddings."""
-    return _imported(given, name, page=False)
+    return _imported(lora_scripts.plain(given) if lora_scripts.TYPE in given else given, name, page=False)
 
 
 def lines(command: Command, more: Iterable[str] = ()) -> tuple[dict[str, object], dict[str, tuple[object, str]]]:
@@ -125,10 +126,11 @@ def _imported(given: Mapping[str, object], name: str, page: bool, command: Comma
     tab = _tab(merged)
     family, told_by, other = _family(merged, name, page)
     own, like = kohya_words.MODEL_TYPES.get(str(merged.get("model_type") or "")), ""
-    if command is not None:
-        script_family, method, script_tab = kohya_words.SCRIPTS[command.name]
+    script = command.name if command is not None else kohya_words.SCRIPTS_OF_LORA_SCRIPTS.get(str(merged.get(lora_scripts.TYPE)))
+    if script is not None:
+        script_family, method, script_tab = kohya_words.SCRIPTS[script]
         tab = script_tab or ("lora" if method == "network" else tab if tab != "lora" else "dreambooth")
-        family, told_by = (family, told_by) if other else (script_family, command.name)
+        family, told_by = (family, told_by) if other else (script_family, command.name if command is not None else lora_scripts.TYPE)
     if own in FACTS:
         family, told_by, other, like = own, "model_type", False, family
     run = RUNS[family, "network" if tab == "lora" else "full"]

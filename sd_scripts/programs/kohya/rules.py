@@ -196,6 +196,8 @@ def _caption_length(sheet: KohyaSheet, key: str) -> None:
     own = sheet.kohya.options.get(key, ()) if sheet.kohya is not None else ()
     if not is_empty(sheet.value(key)) and own:
         sheet.skip(key, f"it is for CLIP; {own[0]} says it for {FACTS[sheet.run.family].label}")
+    elif key in sheet.known and (longest := max(sheet.known[key].choices, default=0)) and (sheet.number(key) or 0) > longest:
+        sheet.take(key, key, longest, "the most tokens of CLIP's captions that are read")
     elif is_empty(sheet.value(key)) or key in sheet.known:
         sheet.plain(key)
     else:
@@ -349,7 +351,12 @@ def _prompts(sheet: KohyaSheet, key: str) -> None:
     text = str(sheet.value(key) or "")
     if is_empty(text):
         sheet.skip(key, "it is empty")
-        return
+    else:
+        write_prompts(sheet, key, text)
+
+
+def write_prompts(sheet: KohyaSheet, key: str, text: str) -> None:
+    """Prompts, one a line, without the flags that the model does not have; or the path of a file of them."""
     samples = _samples_of(sheet)
     known = set(prompts.flags_of(samples))
     kept, dropped = [], []
@@ -362,7 +369,7 @@ def _prompts(sheet: KohyaSheet, key: str) -> None:
         good = [(name, value) for name, value in good if name != "ss" or _draws(samples, value)]
         kept.append(" --".join([prompt.rstrip(), *(f"{name} {value}" for name, value in good)]))
     note = f"without {', '.join(sorted(set(dropped)))}, which this model does not have" if dropped else ""
-    sheet.take(key, key, "\n".join(kept) if any(" --" in line for line in text.splitlines()) else text, note)
+    sheet.take(key, "sample_prompts", "\n".join(kept) if any(" --" in line for line in text.splitlines()) else text, note)
 
 
 @rule("sample_sampler")
