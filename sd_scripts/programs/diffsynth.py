@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported
-from sd_scripts.schema.sheet import is_empty, is_off, parts
+from sd_scripts.schema.sheet import parts, unless_empty, unless_off
 
 from . import simpletuner
 from .command_lines import Command, clear
@@ -189,11 +189,9 @@ def _layer_names(sheet: ForeignSheet, key: str) -> Iterator[str]:
             yield from _NAMES.get(family, {}).get(name, (name,))
 
 
+@unless_empty
 def _targets(sheet: ForeignSheet, key: str) -> None:
     names = list(dict.fromkeys(_layer_names(sheet, key)))
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-        return
     # The blocks of FLUX.1 have numbers between their names.
     expressions = [text.replace(r"transformer_blocks\.attn", r"transformer_blocks\.\d+\.attn") for text in ends_of_names(names)]
     sheet.take(key, "target_modules", expressions, "the same layers by diffusers' names")
@@ -238,18 +236,17 @@ def _task(sheet: ForeignSheet, key: str) -> None:
         sheet.lose(key, f"{task} is no training on images alone, and is not here")
 
 
+@unless_off
 def _recomputed(sheet: ForeignSheet, key: str) -> None:
-    if is_off(sheet.value(key)):
-        sheet.skip(key, "it is off")
-    else:
-        sheet.put("gradient_checkpointing", True, key)
-        sheet.take(key, "gradient_checkpointing_cpu_offload", True, "with gradient_checkpointing")
+    sheet.put("gradient_checkpointing", True, key)
+    sheet.take(key, "gradient_checkpointing_cpu_offload", True, "with gradient_checkpointing")
 
 
+@unless_off
 def _trackers(sheet: ForeignSheet, key: str) -> None:
     found = [name for name in ("tensorboard", "wandb") if sheet.on(f"enable_{name}_log")]
-    if is_off(sheet.value(key)) or sheet.decided("log_with"):
-        sheet.skip(key, "it is off" if is_off(sheet.value(key)) else "log_with holds it")
+    if sheet.decided("log_with"):
+        sheet.skip(key, "log_with holds it")
     else:
         sheet.take(key, "log_with", "all" if len(found) > 1 else found[0])
 
