@@ -56,6 +56,9 @@ def test_a_run_at_work_is_asked_to_save_wait_and_end_at_a_step(
             until(lambda wish=wish: wish in orders.asked())
         expect(page.locator(f"{RUNS} .kr-desk")).to_contain_text("Asked for after the present step: a save, samples.")
         looked(visited, "orders")
+        # The figures of a run are not far below its buttons.
+        heights = [page.locator(f"{RUNS} {each}").first.bounding_box()["y"] for each in (".kr-head", ".kr-tile")]
+        assert heights[1] - heights[0] < 560, "a telephone shows the loss with the head of the run"
         # Other prompts, once and from now on; a file of this computer is none.
         page.locator(f"{RUNS} summary", has_text="Prompts").press("Enter")
         prompts = page.locator("#kl-run-prompts")

@@ -55,6 +55,11 @@ def test_the_page_speaks_the_browsers_language_and_the_one_that_is_chosen(studio
         # One sentence of the schema with values in it, and one that the page makes of it.
         expect(page.locator("#kl-learning_rate-error")).to_have_text('"fast" ist nicht eine Zahl (0 bis 100 ist erlaubt)')
         expect(page.locator("#kl-train_data_dir-error")).to_have_text("Dies ist erforderlich.")
+        # Names of a help text are names in the list of what is wrong, too, and flags are not broken.
+        expect(page.locator(".kl-problems")).to_contain_text("Hub-ID oder toy für")
+        assert "`" not in page.locator(".kl-problems").inner_text()
+        flags = page.locator("[data-name=sample_prompts] .kl-help .kl-whole")
+        assert flags.first.inner_text() == "--w" and flags.evaluate_all("all => all.every(each => each.getClientRects().length === 1)")
         assert visited.axe(contrast=False) == [] and visited.overflow() == [] and Eyes(page).flaws() == []
         # The name of the language is not cut, with what is said of it.
         room = page.locator(".kl-language").evaluate(

@@ -67,6 +67,10 @@ const between = (mark) => (/** @type {(string | number | null | undefined | fals
 export const listed = between(isChinese ? "、" : ", ");
 export const phrased = between(isChinese ? "，" : ", ");
 export const joined = between(isChinese ? "" : " ");
+/** @param {string} text */
+export const ended = (text) => `${text}${isChinese ? "。" : "."}`;
+/** @param {string} text */
+export const bracketed = (text) => (isChinese ? `（${text}）` : ` (${text})`);
 
 // ---- what the studio says: whole English sentences, with values in them
 

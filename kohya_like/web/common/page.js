@@ -28,9 +28,10 @@ export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-// Names in help texts stand between backticks.
+// Names in help texts stand between backticks. Flags such as --w are not broken behind a hyphen.
 export function rich(text) {
-  return text.split("`").map((piece, index) => (index % 2 ? make("code", { text: piece }) : document.createTextNode(piece)));
+  const flags = (piece) => piece.split(/(--\w+)/).map((part, index) => (index % 2 ? make("span", { class: "kl-whole", text: part }) : document.createTextNode(part)));
+  return text.split("`").flatMap((piece, index) => (index % 2 ? [make("code", { text: piece })] : flags(piece)));
 }
 
 /**

@@ -3,7 +3,7 @@
 
 import { Console } from "../common/console.js";
 import { blame, makeBrowse, makeField } from "../common/field.js";
-import { joined, t, translated } from "../common/language.js";
+import { ended, joined, t, translated } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { store, stored } from "../common/stored.js";
@@ -15,7 +15,10 @@ const DRAFT = "kl.data.work";
 const STATES = { queued: t`Waiting`, running: t`Running`, finished: t`Finished`, failed: t`Failed`, cancelled: t`Stopped`, died: t`Died` };
 const FACES = { "a face at the edge of the image": t`face at the edge`, "a face outside of the cut": t`face outside of the cut`, "a face that the cut goes through": t`face cut through` };
 // Of a report, whose lines begin small and have no end.
-const sentence = (line) => `${line[0].toUpperCase()}${line.slice(1)}${/[.!?…。]$/.test(line) ? "" : "."}`;
+const sentence = (line) => {
+  const words = `${line[0].toUpperCase()}${line.slice(1)}`;
+  return /[.!?…。]$/.test(words) ? words : ended(words);
+};
 const STARTED = ["queued", "running"];
 
 const keyField = (id) => {

@@ -2,7 +2,7 @@
 
 import schema from "../schema.js";
 import { shownDefault } from "../common/field.js";
-import { joined, t, translated } from "../common/language.js";
+import { bracketed, ended, joined, phrased, t, translated } from "../common/language.js";
 import { find, make, rich } from "../common/page.js";
 import { plural } from "../common/words.js";
 import { openDialog } from "../picking/dialog.js";
@@ -10,16 +10,16 @@ import { goTo } from "../train/form.js";
 import { condition, drafts, fieldsOf, hindrance, isChanged, run } from "../train/settings.js";
 import { reasons } from "./reasons.js";
 
-const words = (text) => (typeof text === "boolean" ? (text ? t`on` : t`off`) : text.trim().replace(/\n/g, ", ") || t`empty`);
+const words = (text) => (typeof text === "boolean" ? (text ? t`on` : t`off`) : phrased(text.trim().split("\n")) || t`empty`);
 
 function sentence(spec) {
   const now = words(drafts[run][spec.name]);
   const unit = spec.unit ? ` ${spec.unit}` : "";
   const usual = spec.required || spec.default === "" ? "" : t` instead of ${shownDefault(spec)}`;
   const chosen = reasons.get(spec.name);
-  const why = chosen && words(chosen.value) === now ? ` (${translated(chosen.why)})` : "";
+  const why = chosen && words(chosen.value) === now ? bracketed(translated(chosen.why)) : "";
   const idle = hindrance(spec);
-  return `${now}${unit}${usual}${why}.${idle ? ` ${t`It has no effect until ${condition(idle)}.`}` : ""}`;
+  return joined([ended(`${now}${unit}${usual}${why}`), idle && t`It has no effect until ${condition(idle)}.`]);
 }
 
 export function explain() {

@@ -2,7 +2,7 @@
 // with comparing.py by way of live.py; fetched when somebody compares.
 
 import { html, render } from "../common/html.js";
-import { t, translated } from "../common/language.js";
+import { listed, phrased, t, translated } from "../common/language.js";
 import { make, say, sharp } from "../common/page.js";
 import { address, ask, repeat, withToken } from "../common/studio.js";
 import { duration, figure, grouped, plural } from "../common/words.js";
@@ -79,7 +79,7 @@ class Overlay extends Plot {
     const [step] = this.points[index];
     const told = this.runs.filter(({ curve }) => curve.length && step >= curve[0][0] && step <= curve.at(-1)[0]);
     const value = ({ curve }) => curve[nearest(curve, step)][this.show.smooth ? 2 : 1];
-    return t`Step ${step}: ${told.map((run) => `${nameOf(run)} ${figure(value(run))}`).join(", ")}`;
+    return t`Step ${step}: ${phrased(told.map((run) => `${nameOf(run)} ${figure(value(run))}`))}`;
   }
 
   figure() {
@@ -166,7 +166,7 @@ export function makeComparison(open) {
       const answer = await ask(`/kl/runs/compare?${new URLSearchParams(names.map((name) => ["run", name]))}`);
       if (asked !== names) return 0;
       known = { ...answer, runs: answer.runs.map((run) => ({ ...run, previews: keyed(run.samples) })) };
-      say(status, known.missing.length ? t`Not in the folders of this studio: ${known.missing.join(", ")}.` : "");
+      say(status, known.missing.length ? t`Not in the folders of this studio: ${listed(known.missing)}.` : "");
       draw();
       if (!answer.complete) return 0.05;
       return known.runs.some((run) => ["running", "queued"].includes(run.reached.state)) ? 3 : 10;

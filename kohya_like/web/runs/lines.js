@@ -1,6 +1,6 @@
 // Named lines over the steps of a run, each of which can be left out: the parts of the loss, and what the evaluations measured.
 
-import { t } from "../common/language.js";
+import { phrased, t } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { figure } from "../common/words.js";
 import { Plot } from "./plot.js";
@@ -88,7 +88,7 @@ export class Lines extends Plot {
 
   describe(index) {
     const told = this.shown().map(([name, place]) => [name, this.values(place)[index]]).filter(([, value]) => value !== null && value !== undefined);
-    return t`Step ${this.points[index][0]}: ${told.map(([name, value]) => `${this.label(name)} ${figure(value)}`).join(", ") || t`nothing`}`;
+    return t`Step ${this.points[index][0]}: ${phrased(told.map(([name, value]) => `${this.label(name)} ${figure(value)}`)) || t`nothing`}`;
   }
 
   figure() {

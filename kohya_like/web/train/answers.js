@@ -2,7 +2,7 @@
 
 import * as address from "../common/address.js";
 import { t, translated } from "../common/language.js";
-import { bring, copier, download, make } from "../common/page.js";
+import { bring, copier, download, make, rich } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
 import { plural } from "../common/words.js";
 import { controls, fill, goTo, showMore, showProblem, views } from "./form.js";
@@ -20,6 +20,9 @@ export function answers({ root, props, watch }) {
   const owner = make("section", { class: "kl-card kl-owner", hidden: true, tabindex: "-1", "aria-labelledby": "kl-owner" });
   root.append(status, wrong, owner, imported, report, output);
 
+  // What is missing is told in the words of its help, which has names between backticks; values of other sentences keep theirs.
+  const said = (option, message) => (message.startsWith(`${option} is missing: `) ? rich(translated(message)) : [document.createTextNode(translated(message))]);
+
   function listProblems(found) {
     wrong.replaceChildren();
     wrong.hidden = found.length === 0;
@@ -28,7 +31,7 @@ export function answers({ root, props, watch }) {
     const items = found.map(({ option, message, run: about }) => {
       if (!known.has(option)) return make("li", {}, make("span", { text: translated(message) }));
       problems.set(option, [...(problems.get(option) || []), message]);
-      const link = make("button", { type: "button", class: "kl-link", text: translated(message), onclick: () => goTo(option) });
+      const link = make("button", { type: "button", class: "kl-link", onclick: () => goTo(option) }, ...said(option, message));
       return make("li", {}, link, about ? make("div", { class: "kl-row" }, ...furtherActions(about)) : null);
     });
     showMore();
