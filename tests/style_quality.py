@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from sd_scripts.families.lgt.evaluation import correlation, edges
 from sd_scripts.families.lgt.model import Lgt
-from sd_scripts.families.lgt.transfer import Settings, edges_of, generate, invert
+from sd_scripts.families.lgt.transfer import Settings, begin, edges_of, generate
 from sd_scripts.families.lgt.transport import directions, sliced_wasserstein
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.core.rng import rng_for
@@ -183,9 +183,10 @@ def transferred(family: Lgt, parts: Parts, ruler: Ruler, settings: Settings, cou
     for source in ruler.styles:
         images = ruler.tests(source, source, count)
         latents = ruler.encode(images)
-        state, edges_told = invert(family, parts, latents, [source] * len(images), settings), edges_of(family, parts, latents)
+        seeds = list(range(len(images)))
+        state, edges_told = begin(family, parts, latents, [source] * len(images), seeds, settings), edges_of(family, parts, latents)
         for target in ruler.styles:
-            moved = generate(family, parts, state, [target] * len(images), list(range(len(images))), settings, edges=edges_told)
+            moved = generate(family, parts, state, [target] * len(images), seeds, settings, edges=edges_told)
             found[source, target] = ruler.decode(moved)
     return found
 

@@ -64,6 +64,9 @@ class Bound:
     kind: str = "velocity"
     takes_edges: bool = False
 
+    def edges(self, latents: torch.Tensor) -> torch.Tensor:
+        return Lgt().edge_map(self.parts, latents)
+
     def told(self, entries: Sequence[Condition]) -> Bound:
         return Bound(self.parts, entries)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sd_scripts.families.lgt.edges import edge_difference, edge_map
+from sd_scripts.families.lgt.edges import edge_difference, edge_map, fine_edge_map
 
 
 def smooth(*shape: int, seed: int = 0) -> Tensor:
@@ -88,3 +88,33 @@ def test_latents_without_edges_have_a_map_of_zeros_and_a_finite_gradient():
 def test_its_gradient_is_that_of_finite_differences():
     latents, source = smooth(2, 3, 5, 6).double().requires_grad_(), smooth(2, 3, 5, 6, seed=2).double()
     assert torch.autograd.gradcheck(lambda found: edge_difference(found, source), latents)
+
+
+@pytest.mark.parametrize("scale", [1, 2, 4])
+def test_a_finer_map_is_that_of_a_picture_of_as_many_pixels_for_each_latent(scale: int):
+    """By loops: a pixel's tensor is the mean over its corners, a corner's gradient that between the four pixels around it."""
+    height, width = 5 * scale, 4 * scale
+    pictures = smooth(2, 3, height, width)
+    found = fine_edge_map(pictures, scale)
+    assert found.shape == (2, 3 * scale**2, 5, 4) and found.dtype == torch.float32
+    for one, picture in zip(torch.nn.functional.pixel_shuffle(found, scale), pictures, strict=True):
+        around = np.pad(picture.double().numpy(), ((0, 0), (1, 1), (1, 1)), mode="edge")
+        tensors = np.zeros((3, height, width))
+        for i, j, below, right in np.ndindex(height, width, 2, 2):
+            square = around[:, i + below : i + below + 2, j + right : j + right + 2]
+            across = square[:, :, 1].mean(axis=1) - square[:, :, 0].mean(axis=1)
+            down = square[:, 1].mean(axis=1) - square[:, 0].mean(axis=1)
+            tensors[:, i, j] += np.array([(across**2).sum(), (down**2).sum(), (across * down).sum()]) / 4
+        across, down, both = tensors
+        lengths = np.sqrt(across + down)
+        for channel, values in enumerate((lengths - lengths.mean(), (across - down) / lengths, 2 * both / lengths)):
+            assert one[channel].numpy() == pytest.approx(values / lengths.std(), abs=1e-4)
+
+
+def test_a_thin_line_is_as_long_an_edge_as_the_border_of_an_area():
+    """Gradients between next neighbours see a line of one pixel; those across two see nothing on it."""
+    line, area = torch.zeros(1, 3, 16, 16), torch.zeros(1, 3, 16, 16)
+    line[..., 8], area[..., 8:] = 1, 1
+    for picture in (line, area):
+        assert fine_edge_map(picture, 1)[0, 0, 5].argmax().item() in (7, 8)
+    assert fine_edge_map(line, 1)[0, 0, 5, 8] > 2 > 0.5 > edge_map(line)[0, 0, 5, 8]

@@ -114,6 +114,15 @@ def test_it_is_the_same_again_and_made_only_where_it_is_missing(tmp_path: Path, 
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == first
 
 
+def test_it_begins_with_the_start_noise_that_is_asked_for(tmp_path: Path, dataset: LgtDatasetOptions) -> None:
+    found = []
+    for level in (0.0, 0.5, 0.5):
+        made = evaluation(tmp_path, dataset, sample_start_noise=level)
+        made.render(0)
+        found.append((made.folder(0) / "flat_to_line.jpg").read_bytes())
+    assert found[0] != found[1] == found[2], "noise of the run's seed"
+
+
 def test_a_folder_is_named_by_epochs_and_within_them_by_steps(tmp_path: Path, dataset: LgtDatasetOptions) -> None:
     made = evaluation(tmp_path, dataset)
     plan = plan_of(dataset, tmp_path)

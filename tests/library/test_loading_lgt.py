@@ -7,14 +7,18 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, UNet2DModel
+from torch.nn import functional as F
 
 from sd_scripts import families
 from sd_scripts.families.ddpm.model import Ddpm
+from sd_scripts.families.lgt.edges import fine_edge_map
+from sd_scripts.families.lgt.evaluation import correlation
 from sd_scripts.families.lgt.loading import DESCRIPTION
 from sd_scripts.families.lgt.model import Lgt
 from sd_scripts.families.lgt.options import LgtModelOptions
@@ -218,6 +222,41 @@ def test_a_model_with_edge_conditioning_comes_back_as_one_and_an_older_file_is_o
         index.write_text(json.dumps(it), encoding="utf-8")
     assert load(place).denoising == {"edge_conditioning": False} and not LGT.takes_edges(load(place))
     assert "edge_conditioning: True is asked for, but" in sentence(place, edge_conditioning=True)
+
+
+@pytest.mark.parametrize("form", ["safetensors", "diffusers"])
+def test_a_finer_map_of_edges_comes_back_with_the_picture_it_is_made_of(form: str, tmp_path: Path) -> None:
+    edged = built(edge_conditioning=True, edge_scale=2)
+    again = load(saved(edged, tmp_path / "edged", form))
+    assert again.backbone.config.in_channels == again.backbone.config.out_channels + 12
+    latents = torch.randn(2, 16, 8, 4)
+    told = LGT.edge_map(edged, latents)
+    assert told.shape == (2, 12, 8, 4) and torch.equal(LGT.edge_map(again, latents), told)
+    assert all(name not in dict(edged.backbone.named_parameters()) for name in ("sketch_weight", "sketch_bias")), "nothing to be trained"
+    assert "edge_scale: 4 is asked for, but" in sentence(
+        tmp_path / "edged" if form == "diffusers" else tmp_path / "edged.safetensors", edge_scale=4
+    )
+
+
+def test_the_small_picture_of_toy_latents_shows_edges_where_the_image_has_them() -> None:
+    edged = built(edge_conditioning=True, edge_scale=2)
+    pixels = torch.ones(1, 3, 128, 128)
+    pixels[..., 40:90, 40:90] = -0.5
+    found, wanted = LGT.edge_map(edged, LGT.encode_images(edged, pixels)), fine_edge_map(F.avg_pool2d(pixels, 4), 2)
+    assert correlation(found[0, :4], wanted[0, :4]) > 0.75
+
+
+def test_edges_are_not_finer_than_pixels() -> None:
+    with pytest.raises(OptionError, match="edge_scale: 4 is finer than the pixels of this VAE, whose latents are 2 wide"):
+        tiny = AutoencoderKL(
+            block_out_channels=(8, 8),
+            down_block_types=("DownEncoderBlock2D",) * 2,
+            up_block_types=("UpDecoderBlock2D",) * 2,
+            norm_num_groups=4,
+        )
+        with TemporaryDirectory() as folder:
+            tiny.save_pretrained(folder)
+            built(vae=folder, edge_conditioning=True, edge_scale=4)
 
 
 def test_a_vae_is_taken_from_a_file_a_folder_or_the_built_in_one(parts: Parts, tmp_path: Path) -> None:

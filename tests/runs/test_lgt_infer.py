@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from sd_scripts.families.lgt.model import Lgt
+from sd_scripts.families.lgt.options import LgtSampleOptions
 from sd_scripts.families.lgt.script import transfer
 from sd_scripts.families.lgt.tools import TransferSection
 from sd_scripts.library.render.sample import GAP
@@ -88,6 +89,19 @@ def test_an_image_has_the_same_bytes_whatever_it_is_transferred_with(saved: Path
     other = transferred(saved, photos / "b.png", tmp_path, **options)["outputs"]
     assert pixels(alone[0]) == pixels(together[1]) != pixels(other[0])
     assert Path(alone[0]).name == "b_to_line-2.png", "files that are there stay"
+
+
+def test_start_noise_is_that_of_the_seed_told_in_the_image_and_below_the_strength(saved: Path, photos: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"start_noise": 0.4, "source": "flat", "layout": "single"}
+    changes: list[dict[str, Any]] = [{}, {}, {"seed": 12}, {"start_noise": 0.0}]
+    files = [transferred(saved, photos / "b.png", tmp_path, **(options | change))["outputs"][0] for change in changes]
+    assert pixels(files[0]) == pixels(files[1]) and len({pixels(file) for file in files}) == 3
+    with Image.open(files[0]) as image:
+        assert json.loads(image.text["request"])["start_noise"] == 0.4
+    with pytest.raises(ValueError, match=r"start_noise \(0.4\) must be below strength \(0.3\)"):
+        TransferSection(ckpt="m", image="i", target="line", start_noise=0.4, strength=0.3)
+    with pytest.raises(ValueError, match=r"sample_start_noise \(0.4\) must be below sample_strength \(0.4\)"):
+        LgtSampleOptions(sample_start_noise=0.4, sample_strength=0.4)
 
 
 def test_the_layout_decides_which_files_there_are(saved: Path, photos: Path, tmp_path: Path) -> None:

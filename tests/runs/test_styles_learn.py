@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from sd_scripts import families
 from sd_scripts.families.lgt.model import Lgt
 from sd_scripts.families.lgt.options import RUNS
-from sd_scripts.families.lgt.transfer import Settings, edges_of, generate, invert
+from sd_scripts.families.lgt.transfer import Settings, begin, edges_of, generate
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.train.launch import main
 from sd_scripts.runs.rundir import RunDirectory
@@ -104,7 +104,13 @@ def decoded(learned: Learned, latents: Tensor) -> list[Image.Image]:
 
 def settings_of(learned: Learned) -> Settings:
     samples = learned.options.samples
-    return Settings(samples.sample_steps, samples.sample_sampler, samples.sample_strength, samples.sample_start)
+    return Settings(
+        samples.sample_steps,
+        samples.sample_sampler,
+        samples.sample_strength,
+        samples.sample_start,
+        start_noise=samples.sample_start_noise,
+    )
 
 
 def transferred(learned: Learned, tests: Path, count: int) -> list[Transfers]:
@@ -113,11 +119,12 @@ def transferred(learned: Learned, tests: Path, count: int) -> list[Transfers]:
     for source in learned.styles:
         images = opened(tests / source, learned.side, count)
         latents = encoded(learned, images)
-        state = invert(learned.family, learned.parts, latents, [source] * count, settings)
+        seeds = list(range(count))
+        state = begin(learned.family, learned.parts, latents, [source] * count, seeds, settings)
         for target in learned.styles:
             if target != source:
                 edges = edges_of(learned.family, learned.parts, latents)
-                moved = generate(learned.family, learned.parts, state, [target] * count, list(range(count)), settings, edges=edges)
+                moved = generate(learned.family, learned.parts, state, [target] * count, seeds, settings, edges=edges)
                 found.append(Transfers(source, target, images, latents, moved, decoded(learned, moved)))
     return found
 
@@ -307,7 +314,8 @@ def test_the_preset_takes_on_every_style_and_keeps_what_stands_where(tmp_path: P
     assert figures.right >= 0.9, figures
     assert figures.other_edges <= 0.15 and figures.own_edges >= figures.other_edges + 0.5, figures
     read = qualities(learned, data, count=18)
-    assert fmean(one.shape for one in read.values()) >= 0.8 and fmean(one.place for one in read.values()) >= 0.9, table(read)
+    assert fmean(one.shape for one in read.values()) >= 0.9 and fmean(one.place for one in read.values()) >= 0.9, table(read)
+    assert fmean(one.structure for one in read.values()) >= 0.66, table(read)
     evaluations = sorted(path.name for path in learned.run.inference.iterdir())
     assert evaluations[0] == "epoch_0000" and len(evaluations) >= 4
     for name in evaluations:
@@ -328,7 +336,7 @@ def test_photographs_take_on_drawn_styles_and_keep_what_they_show(tmp_path: Path
         for (source, target), images in found.items()
         if source != target
     }
-    assert fmean(one.style for one in told.values()) >= 0.75, table(told)
-    assert fmean(one.left for one in told.values()) <= 0.35, table(told)
-    assert fmean(one.structure for one in told.values()) >= 0.3, table(told)
+    assert fmean(one.style for one in told.values()) >= 0.85, table(told)
+    assert fmean(one.left for one in told.values()) <= 0.3, table(told)
+    assert fmean(one.structure for one in told.values()) >= 0.4, table(told)
     assert told["photo", "pencil"].structure >= 0.5 and told["photo", "pastel"].structure >= 0.35, table(told)

@@ -36,6 +36,24 @@ def edge_map(latents: Tensor) -> Tensor:
         return torch.stack([centred, *turns], dim=1) / _deviation(centred)[:, None]
 
 
+def fine_edge_map(picture: Tensor, scale: int) -> Tensor:
+    """The same of a picture (B, 3, scale h, scale w), as (B, 3 scale^2, h, w): a latent has the edges of the scale x scale pixels over it.
+
+    Gradients are those between the four pixels around each corner, and a pixel's tensor is the mean over its four corners.
+    """
+    with torch.autocast(picture.device.type, enabled=False):
+        around = F.pad(picture if picture.dtype == torch.float64 else picture.float(), (1, 1, 1, 1), mode="replicate")
+        across, down = around.diff(dim=-1), around.diff(dim=-2)
+        across = (across[..., 1:, :] + across[..., :-1, :]) / 2
+        down = (down[..., 1:] + down[..., :-1]) / 2
+        corners = torch.stack([across.square().sum(dim=1), down.square().sum(dim=1), (across * down).sum(dim=1)], dim=1)
+        across, down, both = F.avg_pool2d(corners, 2, stride=1).unbind(dim=1)
+        lengths = _lengths(across, down)
+        centred = lengths - lengths.mean(dim=(1, 2), keepdim=True)
+        turns = [(across - down) / lengths, 2 * both / lengths]
+        return F.pixel_unshuffle(torch.stack([centred, *turns], dim=1) / _deviation(centred)[:, None], scale)
+
+
 def edge_difference(found: Tensor, source: Tensor) -> Tensor:
     """1 - the correlation of the blurred lengths of gradients of latents found and source (B, C, h, w): (B,); 0 is the same edges, about 1
     unrelated ones."""

@@ -29,7 +29,7 @@ from sd_scripts.library.core.rng import rng_for
 from sd_scripts.library.objectives.regression import chosen_rows
 from sd_scripts.schema.errors import refuse
 
-from .edges import CHANNELS, edge_difference, edge_map
+from .edges import edge_difference
 from .options import LgtObjectiveOptions
 from .similarity import chosen_positions, self_similarity
 from .transport import directions, sliced_wasserstein
@@ -92,8 +92,8 @@ class Energy:
         if not model.takes_edges:
             return model
         levels, chances = (drawn_times(batch, seed, stream) for stream in ("edge noise level", "edge dropout"))
-        maps = self._back_translated(model, batch, edge_map(batch.x0), seed)
-        noise = drawn_noise(batch, seed, "edge noise", CHANNELS)
+        maps = self._back_translated(model, batch, model.edges(batch.x0), seed)
+        noise = drawn_noise(batch, seed, "edge noise", maps.shape[1])
         maps = maps + (self.options.edge_noise * levels).view(-1, 1, 1, 1) * noise
         kept = (chances >= self.options.edge_dropout_rate).view(-1, 1, 1, 1)
         return model.told([{EDGES: one} for one in maps * kept])
@@ -114,7 +114,7 @@ class Energy:
         ones = torch.ones(len(rows), device=noise.device)
         with torch.no_grad():
             made = integrate(towards, noise, ones, torch.zeros_like(ones), options.ode_integration_steps, options.integrator)
-        return maps.index_copy(0, torch.tensor(rows, device=maps.device), edge_map(made)) if count else maps
+        return maps.index_copy(0, torch.tensor(rows, device=maps.device), model.edges(made)) if count else maps
 
     def _transfer(self, model: Denoiser, batch: Batch, seed: int) -> dict[str, Tensor]:
         """What the parts other than flow are, of latents on their way from a noise level of their own to the image, and there."""
@@ -122,7 +122,7 @@ class Energy:
         problems = options.size_problems({(latents.shape[-2], latents.shape[-1]) for latents in (batch.x0, *batch.references)})
         refuse(problems)
         if model.takes_edges:
-            model = model.told([{EDGES: one} for one in edge_map(batch.x0)])
+            model = model.told([{EDGES: one} for one in model.edges(batch.x0)])
         start = options.min_start + (options.max_start - options.min_start) * drawn_times(batch, seed, "start")
         x = self._begun(model, batch, start, seed)
         towards = model.told(batch.towards)

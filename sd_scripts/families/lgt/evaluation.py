@@ -242,6 +242,7 @@ class Evaluation:
             options.sample_start,
             options.sample_cfg_scale,
             options.sample_temperature,
+            options.sample_start_noise,
         )
         found = _Found(styles, [source for source, _ in sources])
         bar = Bar(sources, desc=f"evaluate {what}", unit="image", leave=False, disable=not self._saves)

@@ -19,6 +19,7 @@ FACTS = FamilyFacts(
         "sample_sampler": "Evaluation sampler",
         "sample_strength": "Evaluation strength",
         "sample_start": "Evaluation start",
+        "sample_start_noise": "Evaluation start noise",
         "sample_cfg_scale": "Evaluation CFG scale",
         "sample_temperature": "Evaluation temperature",
         "target": "Target style",

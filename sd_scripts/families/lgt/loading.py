@@ -5,23 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
-from math import gcd
+from functools import partial, wraps
+from math import gcd, isqrt
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import UNet2DModel
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from sd_scripts.families.common import made
+from sd_scripts.families.common import images, made
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Beginning, DeviceMap, Dtypes, Parts, Version
 from sd_scripts.library.loading.common import BASE, Config, FamilySpec, PartSpec, config_of, dtypes_of, read_networks
 from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.outside import json_of
 
-from . import edges
+from . import edges, sketch
 from .options import LgtModelOptions
 
 DESCRIPTION = "kohya_like.lgt"
@@ -46,11 +47,33 @@ class StyleUNet(UNet2DModel):
     """diffusers' U-Net with the same weights by the same names, whose class_labels may be weights of its classes (B, num_class_embeds)."""
 
     class_embedding: nn.Embedding
+    sketch_weight: Tensor
+    sketch_bias: Tensor
 
     @wraps(UNet2DModel.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.class_embedding = StyleTable(*self.class_embedding.weight.shape, _weight=self.class_embedding.weight)
+        scale, channels = edge_scale(self), self.config.out_channels
+        if scale > 1:
+            self.register_buffer("sketch_weight", torch.zeros(edges.CHANNELS * scale**2, channels, 3, 3))
+            self.register_buffer("sketch_bias", torch.zeros(edges.CHANNELS * scale**2))
+
+    def know(self, weight: Tensor, bias: Tensor) -> None:
+        """Takes over what `sketch` is made with; see sketch.fitted."""
+        self.sketch_weight.copy_(weight)
+        self.sketch_bias.copy_(bias)
+
+    def sketch(self, latents: Tensor) -> Tensor:
+        """A small picture (B, 3, scale h, scale w) of latents (B, C, h, w)."""
+        with torch.autocast(latents.device.type, enabled=False):
+            around = F.pad(latents.float(), (1, 1, 1, 1), mode="replicate")
+            return F.pixel_shuffle(F.conv2d(around, self.sketch_weight.float(), self.sketch_bias.float()), edge_scale(self))
+
+
+def edge_scale(unet: nn.Module) -> int:
+    """How many times finer than the latents the map of edges is that the network is told; 0 without one."""
+    return isqrt((unet.config.in_channels - unet.config.out_channels) // edges.CHANNELS)
 
 
 SPEC = FamilySpec(
@@ -92,6 +115,9 @@ def build(options: LgtModelOptions, beginning: Beginning, device: torch.device, 
     found = made.vae_of(options.vae, "style transfer", without)
     vae = config_of(found.module)
     check_sizes(beginning.sizes, len(options.channel_multipliers), vae)
+    if options.edge_conditioning and made.latent_factor(vae) % options.edge_scale:
+        text = f"edge_scale: {options.edge_scale} is finer than the pixels of this VAE, whose latents are {made.latent_factor(vae)} wide"
+        raise OptionError(Problem("edge_scale", f"{text}; take a smaller one"))
     dtypes = dtypes_of(("backbone", "vae"), dtype, options.vae_dtype)
     networks = {
         "backbone": made.drawn(
@@ -99,8 +125,12 @@ def build(options: LgtModelOptions, beginning: Beginning, device: torch.device, 
         ),
         "vae": read_networks({"vae": found}, "the VAE", device, dtypes, without)["vae"],
     }
+    parts = _parts(networks, SCHEDULER, "a new model", architecture_of(options) | {"styles": list(styles)})
+    if options.edge_conditioning and options.edge_scale > 1 and not {"backbone", "vae"} & set(without):
+        encode = partial(images.encode_images, parts, grid=options.grid)
+        parts.backbone.know(*sketch.fitted(encode, made.latent_factor(vae), options.edge_scale))
     made.placed(networks, device, dtypes, without)
-    return _parts(networks, SCHEDULER, "a new model", architecture_of(options) | {"styles": list(styles)})
+    return parts
 
 
 def _untrained(config: Config) -> StyleUNet:
@@ -140,7 +170,7 @@ def unet_config(options: LgtModelOptions, vae: Config, sizes: Sequence[tuple[int
     groups = gcd(32, *(width // 2 for width in widths))
     return {
         "sample_size": made.sample_size(sizes, vae),
-        "in_channels": vae["latent_channels"] + (edges.CHANNELS if options.edge_conditioning else 0),
+        "in_channels": vae["latent_channels"] + (edges.CHANNELS * options.edge_scale**2 if options.edge_conditioning else 0),
         "out_channels": vae["latent_channels"],
         "block_out_channels": tuple(widths),
         "layers_per_block": options.layers_per_block,
@@ -180,7 +210,7 @@ def load(options: LgtModelOptions, device: DeviceMap, dtype: Dtypes, without: Co
     with made.reading(source):
         described = made.described(SPEC, DESCRIPTION, source, without)
         # Models that were saved before there was edge conditioning have none.
-        described = replace(described, architecture={"edge_conditioning": False} | described.architecture)
+        described = replace(described, architecture={"edge_conditioning": False, "edge_scale": 1} | described.architecture)
         _check_whole(described)
     _check_options(options, described)
     networks = read_networks(described.networks, source.label, device, dtypes_of(("backbone", "vae"), dtype, options.vae_dtype), without)

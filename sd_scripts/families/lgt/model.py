@@ -163,11 +163,16 @@ class Lgt(MadeFamily):
         """Whether the network is told where the edges of an image are."""
         return bool(parts.backbone.config.in_channels > parts.backbone.config.out_channels)
 
+    def edge_map(self, parts: Parts, latents: Tensor) -> Tensor:
+        """Where the edges of what latents (B, C, h, w) show are, as the network is told of them."""
+        scale = loading.edge_scale(parts.backbone)
+        return edges.edge_map(latents) if scale == 1 else edges.fine_edge_map(parts.backbone.sketch(latents), scale)
+
     def _with_edges(self, parts: Parts, x_t: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """The network's input: x_t, with the maps of edges as further channels in models with edge conditioning; zeros are none."""
         if not self.takes_edges(parts):
             return x_t
-        none = x_t.new_zeros(edges.CHANNELS, *x_t.shape[-2:])
+        none = x_t.new_zeros(parts.backbone.config.in_channels - x_t.shape[1], *x_t.shape[-2:])
         return torch.cat([x_t, torch.stack([condition.get(EDGES, none).to(x_t) for condition in conditions])], dim=1)
 
     def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:

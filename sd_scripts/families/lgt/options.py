@@ -29,6 +29,13 @@ _FIELD = Show(fold="Velocity terms")
 _PATH = Show(fold="Integration")
 
 
+def start_problems(name: str, noise: float, end: str, strength: float) -> list[str]:
+    """What is wrong with an inversion from noise level `noise` to `strength`; name and end are the options that say so."""
+    if noise < strength:
+        return []
+    return [f"{name} ({noise:g}) must be below {end} ({strength:g}), to which the inversion goes"]
+
+
 class LgtModelOptions(ModelOptions):
     """The model that is made: a U-Net that is told a style, in the latents of a frozen VAE."""
 
@@ -59,6 +66,11 @@ class LgtModelOptions(ModelOptions):
     edge_conditioning: bool = False
     """Tell the network where the image that is transferred has its edges, as three more channels of its input: flow matching alone then
     teaches it to draw what stands there in each style. The map is made of the latents and is nearly the same in every style."""
+
+    edge_scale: Annotated[Literal[1, 2, 4], Show(needs="edge_conditioning")] = 1
+    """How many times finer than the latents the map of edges is, with three channels for each of its squares. Above 1 it is read from a
+    small picture of the latents, by one linear layer that is fitted to the VAE when the model is made: contours come out where they were,
+    and a step takes hardly longer."""
 
     @property
     def unread(self) -> frozenset[str]:
@@ -328,11 +340,19 @@ class LgtSampleOptions(SampleOptions):
     sample_start: TransferStart = "inversion"
     """How it gets there: inversion follows the velocity of its own style backwards, so that the same image comes back in its own style;
     noise mixes it with noise, as in training."""
+    sample_start_noise: Annotated[Fraction, Field(lt=1)] = 0.0
+    """Noise level that an image is mixed to before its inversion, which goes on from there: plain areas become noise as the model knows
+    it, and the finest detail is lost. 0.3 to 0.5 does well; 0 adds none."""
     sample_cfg_scale: NotNegative = 1.0
     """Guidance towards the wanted style and away from the average one; 1 turns it off and halves the time."""
     sample_temperature: NotNegative = 0.0
     """Strength of the noise that is added and taken away again while generating, with the score term that keeps the distribution; 0 adds
     none."""
+
+    @model_validator(mode="after")
+    def _starts_before_its_end(self) -> Self:
+        raise_all(start_problems("sample_start_noise", self.sample_start_noise, "sample_strength", self.sample_strength))
+        return self
 
 
 class LgtOutputOptions(ModelOutputOptions):

@@ -144,7 +144,7 @@ def opened(order: Order) -> Image.Image:
 
 
 def _settings(options: TransferSection) -> Settings:
-    return Settings(options.steps, options.sampler, options.strength, options.start, options.cfg, options.temperature)
+    return Settings(options.steps, options.sampler, options.strength, options.start, options.cfg, options.temperature, options.start_noise)
 
 
 def _transferred(family: Lgt, parts: Parts, options: TransferSection, orders: Sequence[Order]) -> _Made:
@@ -194,7 +194,7 @@ def _save(image: Image.Image, order: Order, model: str, options: TransferSection
     width, height = order.size
     request = Preview(options.target, "", width, height, order.seed, options.steps, options.cfg, options.sampler)
     more: dict[str, Any] = {"source_style": source, "strength": options.strength, "start": options.start}
-    more |= {"temperature": options.temperature, "image_sha256": sha256(order.file)}
+    more |= {"temperature": options.temperature, "start_noise": options.start_noise, "image_sha256": sha256(order.file)}
     with new_image(options.out, name, addition) as path:
         save_image(image, path, request, model, controls=[str(order.file)], more=more)
     return path.resolve()

@@ -4,12 +4,12 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sd_scripts.schema.fields import NotNegative, Positive, Section, Seed, Show, Size, raise_all
+from sd_scripts.schema.fields import Fraction, NotNegative, Positive, Section, Seed, Show, Size, raise_all
 from sd_scripts.schema.files import out_problems
 from sd_scripts.schema.model import device_problems
 from sd_scripts.schema.tools import ReportOptions, ToolOptions
 
-from .options import Integrator, TransferStart
+from .options import Integrator, TransferStart, start_problems
 
 
 class TransferSection(Section):
@@ -34,13 +34,17 @@ class TransferSection(Section):
     start: TransferStart = "inversion"
     """How the image gets towards noise: inversion follows the velocity of its own style backwards, so that the same image comes back in
     its own style; noise mixes it with noise, as in training."""
+    start_noise: Annotated[Fraction, Field(lt=1)] = 0.0
+    """Noise level that an image is mixed to before its inversion, which goes on from there: plain areas become noise as the model knows
+    it, and the finest detail is lost. 0.3 to 0.5 does well; 0 adds none."""
     cfg: NotNegative = 1.0
     """Guidance towards the target style and away from the average one; 1 turns it off and halves the time."""
     temperature: NotNegative = 0.0
     """Strength of the noise that is added and taken away again while generating, with the score term that keeps the distribution; 0 adds
     none."""
     seed: Annotated[Seed | None, Show(basic=True)] = None
-    """Decides the noise of start = noise and of temperature: image i has that of seed + i. None draws a seed, which the report tells."""
+    """Decides the noise of start = noise, start_noise and temperature: image i has that of seed + i. None draws a seed, which the report
+    tells."""
     size: Annotated[Size | None, Show(unit="px")] = None
     """Width,height to work at; None takes the area that the model was trained at, in the image's own aspect ratio."""
     layout: Literal["grid", "single", "both"] = "both"
@@ -55,7 +59,11 @@ class TransferSection(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        raise_all(device_problems("device", self.device) + out_problems(self.out))
+        raise_all(
+            start_problems("start_noise", self.start_noise, "strength", self.strength)
+            + device_problems("device", self.device)
+            + out_problems(self.out)
+        )
         return self
 
 

@@ -25,7 +25,6 @@ from sd_scripts.library.core.protocols import EDGES, Condition, OnStep, Parts, P
 from sd_scripts.library.core.rng import rng_for
 from sd_scripts.schema.errors import OptionError, Problem
 
-from .edges import edge_map
 from .options import INTEGRATORS, TransferStart
 
 if TYPE_CHECKING:
@@ -47,6 +46,7 @@ class Settings:
     start: TransferStart = "inversion"
     cfg_scale: float = 1.0
     temperature: float = 0.0
+    start_noise: float = 0.0
 
 
 def num_calls(settings: Settings) -> int:
@@ -71,7 +71,7 @@ def transfer(
 
 def edges_of(family: Lgt, parts: Parts, latents: Tensor) -> Tensor | None:
     """Maps of edges (B, 3, h, w) of images; None for a model that is not told of them."""
-    return edge_map(latents.to(parts.device)) if family.takes_edges(parts) else None
+    return family.edge_map(parts, latents.to(parts.device)) if family.takes_edges(parts) else None
 
 
 def _conditions(family: Lgt, parts: Parts, styles: Sequence[str], edges: Tensor | None) -> list[Condition]:
@@ -91,7 +91,7 @@ def begin(
 ) -> Tensor:
     """The state (B, C, h, w) at noise level `strength` from which images are generated: inverted, or mixed with noise of their seeds."""
     if settings.start == "inversion":
-        return invert(family, parts, latents, sources, settings, on_step)
+        return invert(family, parts, latents, sources, settings, on_step, seeds)
     return mixed(latents.to(parts.device), seeds, settings.strength)
 
 
@@ -104,21 +104,35 @@ def mixed(latents: Tensor, seeds: Sequence[int], strength: float) -> Tensor:
     return diffusion.add_noise(diffusion.FlowPath(), latents, noise.to(latents.device), level)
 
 
-def invert(family: Lgt, parts: Parts, latents: Tensor, sources: Sequence[str], settings: Settings, on_step: OnStep | None = None) -> Tensor:
+def invert(
+    family: Lgt,
+    parts: Parts,
+    latents: Tensor,
+    sources: Sequence[str],
+    settings: Settings,
+    on_step: OnStep | None = None,
+    seeds: Sequence[int] = (),
+) -> Tensor:
     """The state (B, C, h, w) at noise level `strength` that the velocity of the source style leads latents to, without guidance.
 
-    on_step is told the steps of each group of images that is inverted together.
+    It begins at noise level `start_noise`, to which they are mixed with the noise of the seeds; at 0 there are none. The network knows
+    images with noise in them: of a clean one it says that its noise is nearly nothing, so that areas without detail come out with less
+    than half the variance of noise, and are no noise that it has learned to draw from. on_step is told the steps of each group of images
+    that is inverted together.
     """
     assert len(latents) == len(sources), f"{len(sources)} styles for {len(latents)} images"
+    assert len(seeds) == len(latents) or not settings.start_noise, f"{len(seeds)} seeds for {len(latents)} images"
     with torch.no_grad(), evaluating(parts):
         done = []
         for rows in _groups(parts, len(latents)):
             x = latents[rows].to(parts.device).float()
             field = _field(family, parts, _conditions(family, parts, sources[rows], edges_of(family, parts, x)))
-            zero = torch.zeros(len(x), device=x.device)
-            length = torch.full_like(zero, settings.strength / settings.steps)
+            if settings.start_noise:
+                x = mixed(x, seeds[rows], settings.start_noise)
+            begun = torch.full((len(x),), settings.start_noise, device=x.device)
+            length = torch.full_like(begun, (settings.strength - settings.start_noise) / settings.steps)
             for number in range(settings.steps):
-                x = STEPS[settings.sampler](field, x, zero + number * length, length)
+                x = STEPS[settings.sampler](field, x, begun + number * length, length)
                 _tell(on_step, number, settings, latents[rows])
             done.append(x)
     return torch.cat(done) if done else latents

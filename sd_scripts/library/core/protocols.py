@@ -32,7 +32,7 @@ ESTIMATE = "estimate"
 """Entry of a condition with the network's own estimate of x0 (C, h, w), in models with self-conditioning; without it there is none."""
 
 EDGES = "edges"
-"""Entry of a condition with the map of edges (3, h, w) of what is transferred, in models with edge conditioning; without it they are
+"""Entry of a condition with the map of edges (E, h, w) of what is transferred, in models with edge conditioning; without it they are
 unknown."""
 
 StateDict = dict[str, Tensor]
@@ -448,6 +448,14 @@ class PromptSamples(Samples, Protocol):
         ...
 
 
+class EdgeFamily(ModelFamily, Protocol):
+    """A family some of whose models have edge conditioning."""
+
+    def edge_map(self, parts: Parts, latents: Tensor) -> Tensor:
+        """Where the edges of what latents (B, C, h, w) show are, as the network is told: (B, E, h, w), float32."""
+        ...
+
+
 class EvaluatingFamily(ModelFamily, Protocol):
     """A family whose runs are shown by evaluations of its own instead of prompts; see FamilyFacts.evaluates."""
 
@@ -498,6 +506,10 @@ class Denoiser(Protocol):
         """Whether the network is one with edge conditioning, which is told EDGES."""
         ...
 
+    def edges(self, latents: Tensor) -> Tensor:
+        """The maps of edges (B, E, h, w) of latents (B, C, h, w), for networks with edge conditioning."""
+        ...
+
     def only(self, rows: Sequence[int]) -> Denoiser:
         """The denoiser of these samples of the batch."""
         ...
@@ -516,7 +528,7 @@ class Denoiser(Protocol):
 
     def told(self, entries: Sequence[Condition]) -> Denoiser:
         """The denoiser with these entries in the condition of each sample, in place of those of the same names: another style, an
-        ESTIMATE of the clean latents (C, h, w), for networks with self-conditioning, or EDGES (3, h, w); zeros are none."""
+        ESTIMATE of the clean latents (C, h, w), for networks with self-conditioning, or EDGES (E, h, w); zeros are none."""
         ...
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
-from sd_scripts.library.core.protocols import Batch, Denoiser, Kind, ModelFamily, Network, Parts
+from sd_scripts.library.core.protocols import Batch, Denoiser, EdgeFamily, Kind, ModelFamily, Network, Parts
 from sd_scripts.library.memory.compiling import Compilation
 from sd_scripts.library.parallel.sharding import is_sharded
 
@@ -86,6 +86,9 @@ class Conditioned:
     @property
     def takes_edges(self) -> bool:
         return bool(self.parts.denoising.get("edge_conditioning", False))
+
+    def edges(self, latents: Tensor) -> Tensor:
+        return cast("EdgeFamily", self.family).edge_map(self.parts, latents)
 
     def only(self, rows: Sequence[int]) -> Denoiser:
         return replace(self, conditions=[self.conditions[row] for row in rows])

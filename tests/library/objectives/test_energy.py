@@ -97,6 +97,9 @@ class Network:
         self.told_edges += [told[EDGES] for told in entries if EDGES in told]
         return replace(self, conditions=[{**mine, **told} for mine, told in zip(self.conditions, entries, strict=True)])
 
+    def edges(self, latents: Tensor) -> Tensor:
+        return edge_map(latents)
+
     def only(self, rows: Sequence[int]) -> Network:
         return replace(self, conditions=[self.conditions[row] for row in rows])
 
