@@ -77,6 +77,16 @@ def test_a_plan_that_fits_goes_into_the_form(place: Any, visit: Callable[..., An
     expect(page.locator("#kl-gradient_checkpointing")).to_be_checked()
 
 
+def test_a_small_model_takes_more_than_nothing(place: Any, visit: Callable[..., Any]) -> None:
+    page = visit(place.url).page
+    fill(page, pretrained_model_name_or_path="toy", train_data_dir="toy:star")
+    page.locator("#kl-estimate").click()
+    bars = page.locator(".kl-memory-total")
+    expect(bars.first).to_be_visible(timeout=MEASURED_MS)
+    shown = bars.all_inner_texts()
+    assert shown and all(float(text.split()[0]) > 0 for text in shown), shown
+
+
 def test_what_is_wrong_in_the_form_is_said_instead(place: Any, visit: Callable[..., Any]) -> None:
     page = visit(place.url).page
     fill(page, pretrained_model_name_or_path="", train_data_dir="toy:star")

@@ -2,7 +2,7 @@
 // lines while the script measures.
 
 import { shownText } from "./field.js";
-import { language, t, translated } from "./language.js";
+import { language, phrased, t, translated } from "./language.js";
 import { make } from "./page.js";
 import { store, stored } from "./stored.js";
 import { ask, headers, eachLine } from "./studio.js";
@@ -21,7 +21,8 @@ const COLOURS = [
   [/^activations$/, 4], [/^(text encoders|VAE)$/, 5],
 ];
 const colourOf = (name) => COLOURS.find(([pattern]) => pattern.test(name))?.[1] ?? 6;
-const gib = (bytes, digits = 1) => (bytes / GIB).toFixed(digits);
+// Of a small model there is something, too.
+const gib = (bytes, digits = 1) => (bytes / GIB).toFixed(bytes > 0 && bytes < 0.1 * GIB ? 2 : digits);
 
 /**
  * Puts the box into `root`.
@@ -67,7 +68,7 @@ export function makeMemory(root, { prefix, address, gpus, order, use, mayCompute
     const total = phase.bytes;
     const pieces = Object.entries(phase.parts).map(([name, size]) =>
       make("span", { class: `kl-memory-piece kl-memory-${colourOf(name)}`, style: `width:${(100 * size) / scale}%`, title: `${translated(name)}: ${gib(size, 2)} GiB` }));
-    const spoken = Object.entries(phase.parts).map(([name, size]) => `${translated(name)} ${gib(size)}`).join(", ");
+    const spoken = phrased(Object.entries(phase.parts).map(([name, size]) => `${translated(name)} ${gib(size)}`));
     const line = make("span", { class: "kl-memory-limit", style: `left:${(100 * limit()) / scale}%` });
     return [make("span", { class: "kl-memory-name", text: NAMES[phase.name] || phase.name }),
       make("span", { class: "kl-memory-bar", role: "img", "aria-label": `${NAMES[phase.name] || phase.name}: ${spoken} GiB` }, ...pieces, line),
