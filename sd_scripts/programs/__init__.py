@@ -79,10 +79,10 @@ def _of_settings(
     name: str, command: Command, file: Callable[[Path], Imported], path: Path | None, allowed: Callable[[Path], Path]
 ) -> Imported:
     """The settings in the file that a line names. Raises OptionError where it is not there to be read."""
-    found = [place for place in _places(path, command.settings) if place.is_file()] if path is not None else []
-    if not found:
+    found = next(filter(None, (_opened(place, allowed) for place in _places(path, command.settings))), None) if path is not None else None
+    if found is None:
         raise OptionError(f"{name} starts {command.name}, whose settings are in {command.settings}; open that file")
-    imported = file(allowed(found[0]))
+    imported = file(found)
     imported.conflicts.insert(0, f"{name} starts {command.name} with {command.settings}; the settings are those of that file")
     return imported
 
@@ -151,6 +151,15 @@ def _places(main: Path, named: str) -> list[Path]:
     parts = PurePosixPath(named.replace("\\", "/")).parts
     ends = [named, *("/".join(parts[start:]) for start in range(1, len(parts)))]
     return [folder / end for end in ends for folder in (main.parent, *list(main.parent.parents)[:3])]
+
+
+def _opened(path: Path, allowed: Callable[[Path], Path]) -> Path | None:
+    """A file that is there and may be opened; where it may not, nothing is said of whether it is there."""
+    try:
+        path = allowed(path)
+        return path if path.is_file() else None
+    except (OSError, OptionError):
+        return None
 
 
 def _read_data(path: Path, allowed: Callable[[Path], Path]) -> object:

@@ -26,8 +26,9 @@ from .table import (
     fill,
     kind_of_run,
     only,
-    optimizer_of,
+    optimizer,
     quantized,
+    rule_of,
     switch_to,
     to,
     unneeded,
@@ -125,7 +126,7 @@ def of_line(name: str, command: Command) -> Imported | None:
         sheet.put("model_version", next(ours for piece, ours in _VERSIONS if piece in weights))
     table = {**OF_ACCELERATE, **TABLE}
     fill(sheet, table)
-    sheet.ask(unclear, lambda one, key: table.get(key, unneeded("it is not known here"))(one, key))
+    sheet.ask(unclear, rule_of(table))
     return sheet.finish(f"command line of {PROGRAM}", _defaults(sheet))
 
 
@@ -209,14 +210,6 @@ def _inputs(sheet: ForeignSheet, key: str) -> None:
         sheet.skip(key, "images to edit are found by the metadata, or lie in control_data_dir")
 
 
-def _optimizer(sheet: ForeignSheet, key: str) -> None:
-    name = str(sheet.value(key))
-    ours, why = optimizer_of({"Adam8bit": "adamw8bit", "AdamW8bit": "adamw8bit"}.get(name.rpartition(".")[2], name))
-    sheet.take(key, "optimizer_type", ours)
-    if why:
-        sheet.lose(key, f"it is not built in; optimizer_type = {ours} was put, {why}. Check the learning rate")
-
-
 def _bits(sheet: ForeignSheet, key: str) -> None:
     """Models in fp8, or entries `model:method` of what is packed while it is read."""
     value = str(sheet.value(key)).lower()
@@ -230,7 +223,7 @@ def _bits(sheet: ForeignSheet, key: str) -> None:
 
 def _task(sheet: ForeignSheet, key: str) -> None:
     task = str(sheet.value(key))
-    if task in ("sft", "sft:train", "sft:data_process"):
+    if task in ("sft", "sft:train"):
         sheet.skip(key, "images and captions are encoded and cached first here by themselves")
     else:
         sheet.lose(key, f"{task} is no training on images alone, and is not here")
@@ -270,7 +263,7 @@ TABLE: Table = {
     "num_epochs": to("max_train_epochs"),
     "gradient_accumulation_steps": to("gradient_accumulation_steps"),
     "weight_decay": lambda sheet, key: sheet.take(key, "optimizer_args", [f"weight_decay={sheet.value(key)}"]),
-    "customized_optimizer": _optimizer,
+    "customized_optimizer": optimizer(),
     "task": _task,
     "output_path": to("output_dir"),
     "save_steps": to("save_every_n_steps"),

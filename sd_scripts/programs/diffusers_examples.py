@@ -31,6 +31,7 @@ from .table import (
     more_than_zero,
     only,
     optimizer_of,
+    rule_of,
     switch_to,
     times,
     to,
@@ -151,20 +152,17 @@ def of_line(name: str, command: Command) -> Imported | None:
     table = {**OF_ACCELERATE, **TABLE, **each("", _OF_OPTIMIZERS, _arguments(script.decay))}
     fill(sheet, table)
     assume_layers(sheet)
-    sheet.ask(unclear, lambda one, key: table.get(key, _nothing)(one, key))
+    sheet.ask(unclear, rule_of(table))
     return sheet.finish(f"command line of {PROGRAM}", _defaults(sheet, script))
 
 
 _SIGNS = {"instance_data_dir", "dataset_name", "train_data_dir"}
 
 
-def _nothing(sheet: ForeignSheet, key: str) -> None:
-    sheet.skip(key, "it is not known here")
-
-
 def _defaults(sheet: ForeignSheet, script: _Script) -> dict[str, object]:
     """What the script takes where the line says nothing."""
     found = {**_DEFAULTS, "max_train_epochs": 1, **script.defaults}
+    found["learning_rate"] = float(str(found["learning_rate"])) * _samples_of_a_step(sheet)
     if sheet.decided("max_train_steps"):
         del found["max_train_epochs"]
     if not sheet.on("train_text_encoder"):
@@ -217,12 +215,22 @@ def _times(sheet: ForeignSheet, key: str) -> None:
 
 def _rate(sheet: ForeignSheet, key: str) -> None:
     """The learning rate, multiplied where the script does it."""
-    value = sheet.number(key)
-    if not sheet.on("scale_lr") or value is None or key != "learning_rate":
+    value, factor = sheet.number(key), _samples_of_a_step(sheet)
+    if factor == 1 or value is None:
         sheet.take(key, key, sheet.value(key))
-        return
-    factor = math.prod(int(sheet.number(name) or 1) for name in ("gradient_accumulation_steps", "train_batch_size", "num_processes"))
-    sheet.take(key, key, value * factor, f"times {factor}, the samples of a step, because scale_lr is on")
+    else:
+        sheet.take(key, key, value * factor, f"times {factor}, the samples of a step, because scale_lr is on")
+
+
+def _samples_of_a_step(sheet: ForeignSheet) -> int:
+    """By which scale_lr multiplies the learning rate; 1 where it is off."""
+    if not sheet.on("scale_lr"):
+        return 1
+    batch = 16 if sheet.model.label.startswith("text_to_image") else 4
+    return math.prod(
+        int(sheet.number(name) or usual)
+        for name, usual in (("gradient_accumulation_steps", 1), ("train_batch_size", batch), ("num_processes", 1))
+    )
 
 
 def _optimizer(sheet: ForeignSheet, key: str) -> None:
@@ -263,8 +271,7 @@ def _captions(sheet: ForeignSheet, key: str) -> None:
 
 _OF_OPTIMIZERS = """adam_beta1 adam_beta2 adam_weight_decay adam_epsilon prodigy_beta3 prodigy_decouple prodigy_use_bias_correction
     prodigy_safeguard_warmup"""
-_OF_PRODIGY = {"prodigy_decouple": "decouple", "prodigy_use_bias_correction": "use_bias_correction"}
-_OF_PRODIGY |= {"prodigy_safeguard_warmup": "safeguard_warmup"}
+_OF_PRODIGY = ("decouple", "use_bias_correction", "safeguard_warmup")
 
 
 def _pairs(sheet: ForeignSheet, decay: float) -> list[str]:
@@ -278,7 +285,7 @@ def _pairs(sheet: ForeignSheet, decay: float) -> list[str]:
         found.append(f"eps={sheet.value('adam_epsilon')}")
     if optimizer_of(str(sheet.value("optimizer") or "AdamW"))[0] == "Prodigy":
         # There bool("False") is true: the scripts' flags can be given, not switched off.
-        found += [f"{name}=True" for name in _OF_PRODIGY.values()]
+        found += [f"{name}=True" for name in _OF_PRODIGY]
         found += [] if is_empty(sheet.value("prodigy_beta3")) else [f"beta3={sheet.value('prodigy_beta3')}"]
     return found
 
@@ -383,7 +390,7 @@ TABLE: Table = {
     "lora_layers": simpletuner.TABLE["peft_lora_target_modules"],
     "output_kohya_format": switch_to("save_model_as", "kohya"),
     "upcast_before_saving": switch_to("save_precision", "float"),
-    **each("", "learning_rate", _rate),
+    "learning_rate": _rate,
     "scale_lr": unneeded("learning_rate holds it"),
     "lr_warmup_steps": _warmup,
     **each("", "optimizer use_8bit_adam", _optimizer),
@@ -394,17 +401,11 @@ TABLE: Table = {
     **each("", "weighting_scheme logit_mean logit_std mode_scale", _times),
     "guidance_scale": where(lambda sheet: "guidance_scale" in sheet.known, to("guidance_scale"), "this model is told no guidance"),
     **each("", "max_sequence_length tokenizer_max_length", _tokens),
-    **each(
-        "",
-        "validation_prompt validation_prompts num_validation_images validation_image",
-        _previews,
-    ),
+    **each("", "validation_prompt validation_prompts num_validation_images validation_image", _previews),
     "validation_epochs": where(_draws, to("sample_every_n_epochs"), "no previews are drawn"),
     "validation_steps": where(_draws, to("sample_every_n_steps"), "no previews are drawn"),
     "validation_num_inference_steps": where(_draws, to("sample_steps"), "no previews are drawn"),
-    "validation_guidance_scale": where(
-        _draws, lambda sheet, key: simpletuner.TABLE["validation_guidance"](sheet, key), "no previews are drawn"
-    ),
+    "validation_guidance_scale": where(_draws, simpletuner.TABLE["validation_guidance"], "no previews are drawn"),
     "validation_model_path": only(None, "previews are drawn with the model that is trained; give them its steps and its guidance"),
     "dataloader_num_workers": to("max_data_loader_n_workers"),
     "allow_tf32": switch_to("cuda_allow_tf32", True),

@@ -232,6 +232,13 @@ def place(key: str) -> str:
 def fill(sheet: ForeignSheet, table: Table) -> None:
     """Writes the row of every key. One that the table lacks is unknown: nothing is dropped without a word."""
     for key in sheet.given:
+        rule_of(table)(sheet, key)
+
+
+def rule_of(table: Table) -> Rule:
+    """What writes the row of any key."""
+
+    def write(sheet: ForeignSheet, key: str) -> None:
         rule = table.get(place(key)) or next((one for name, one in _openings(place(key), table)), None)
         if rule is None and sheet.value(key) == {} and any(name.startswith(f"{place(key)}.") for name in table):
             sheet.skip(key, "it is empty")
@@ -243,6 +250,8 @@ def fill(sheet: ForeignSheet, table: Table) -> None:
             except OverflowError:
                 # Infinite, or so large that what it is multiplied by makes it so.
                 sheet.refuse(key, f"{shown(sheet.value(key))} is too large a number")
+
+    return write
 
 
 def _openings(key: str, table: Table) -> Iterator[tuple[str, Rule]]:

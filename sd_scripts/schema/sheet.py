@@ -173,15 +173,16 @@ class Sheet:
         self.conflicts.append(f"{self.called.get(key, key)} = {shown(self.value(key))}: {text}")
 
     def ask(self, unclear: Mapping[str, tuple[object, str]], rule: Callable[[Any, str], None]) -> None:
-        """The rows of keys whose values nobody knows yet: not needed where no value would be, else to be given in the form.
+        """The rows of keys whose values nobody knows yet: not needed, or unknown, where any value would be, else to be given in the form.
 
         unclear: by key the value as it is written, and what to tell the person. rule: what would write the row if it were known.
         """
         for key, (value, text) in unclear.items():
             rows = [self._tried(key, stand_in, rule) for stand_in in (value, "7")]
             self.given[key] = value
-            if all(row is not None and row.verdict == "not needed" for row in rows):
-                self.write(key, "not needed", rows[0].text if rows[0] is not None else "")
+            first, other = rows
+            if first is not None and other is not None and first.verdict == other.verdict and first.verdict in ("not needed", "unknown"):
+                self.write(key, first.verdict, first.text)
             else:
                 self.lose(key, text)
 

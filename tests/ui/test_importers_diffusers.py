@@ -96,6 +96,12 @@ def test_every_option_of_a_script_has_a_rule_and_every_script_a_family() -> None
         found = line(script, *(f"--{name}" for name in diffusers_examples.TABLE if name != "pretrained_model_name_or_path"))
         assert found.run.family in FACTS and not found.count("unknown")
     assert said(line("dreambooth_lora", "--use_peft"), "use_peft")[0] == "unknown"
+    assert said(line("dreambooth_lora", "--use_peft $SOME"), "use_peft")[0] == "unknown"
+
+
+def test_a_rate_that_is_scaled_counts_the_samples_that_the_script_takes_without_being_told() -> None:
+    assert builds(line("dreambooth_lora", "--scale_lr"))["learning_rate"] == pytest.approx(5e-4 * 4)
+    assert builds(line("text_to_image", "--scale_lr --learning_rate 1e-5"))["learning_rate"] == pytest.approx(1e-5 * 16)
 
 
 @pytest.mark.parametrize("scheme", ["none", "logit_normal", "mode"])
@@ -157,5 +163,6 @@ def test_a_line_that_leaves_everything_to_a_file_leads_to_it(words: str, tmp_pat
     def nowhere(path: Path) -> Path:
         raise OptionError(f"{path.name} is not to be opened")
 
-    with pytest.raises(OptionError, match="not to be opened"):
+    # Whether such a file is there is nobody's business either.
+    with pytest.raises(OptionError, match=r"whose settings are in config/job\.yaml; open that file"):
         importers.read("train.sh", script.read_bytes(), Opened(path=script, allowed=nowhere))

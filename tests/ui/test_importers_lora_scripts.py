@@ -77,5 +77,6 @@ def test_what_the_page_has_fields_for_is_what_stands_in_lists_of_arguments() -> 
     options = builds(found)
     assert (options["network_type"], options["lokr_factor"], options["conv_dim"], options["network_dim"]) == ("lokr", 8, 2, 5)
     assert options["optimizer_args"] == ("weight_decay=0.1", "d_coef=2.0")
+    assert builds(read(optimizer_args_custom="weight_decay=0.2"))["optimizer_args"] == ("weight_decay=0.2",)
     with pytest.raises(OptionError, match="ui_custom_params is not valid TOML"):
         read(ui_custom_params="network_dim =")

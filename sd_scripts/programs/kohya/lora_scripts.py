@@ -10,7 +10,7 @@ from typing import Any
 
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import toml_of
-from sd_scripts.schema.sheet import is_empty, is_off
+from sd_scripts.schema.sheet import is_empty, is_off, parts
 
 from .rules import write_prompts
 from .sheet import KohyaSheet, Table, rules
@@ -37,9 +37,9 @@ def plain(given: Mapping[str, Any]) -> dict[str, Any]:
             found.setdefault(ours, found.pop(name))
     of_prodigy = [f"{name.removeprefix('prodigy_')}={found.pop(name)}" for name in _OF_PRODIGY if not is_empty(found.get(name))]
     for name, ours in _LISTS.items():
-        more = [*(found.pop(name, None) or []), *(of_prodigy if ours == "optimizer_args" else [])]
+        more = [*parts(found.pop(name, None) or ()), *(of_prodigy if ours == "optimizer_args" else [])]
         if more:
-            found[ours] = [*(found.get(ours) or []), *more]
+            found[ours] = [*parts(found.get(ours) or ()), *more]
     return found
 
 
