@@ -1,7 +1,7 @@
 """The page docs/toys.md: what each family's toy preset teaches, drawn before and after at fixed seeds, with figures, weak ones included.
 
 `bash setup.sh toys [FAMILY ...]` runs it. Runs what Start runs: the preset, `accelerate launch`, the saved file. A training that was
-stopped goes on, and what is done is not done again until its preset or its built-in model changes.
+stopped goes on, and what is done is not done again until its preset or its built-in model changes. Toys train side by side, a core each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -43,6 +45,8 @@ SHOWN = 8
 """Images in a row of the grid; those of the first prompts, none of them chosen."""
 CELL = 96
 """Sides of a cell of the grid, in pixels."""
+MOST_JOBS = 4
+"""Toys that train at once unless more are asked for; each takes about 2 GB of host RAM."""
 STATE_EVERY = 100
 """Steps that a stopped training loses at most."""
 
@@ -247,12 +251,18 @@ def mark_of(toy: Toy) -> str:
     return hashlib.sha256((PRESETS / f"{toy.preset}.toml").read_bytes() + (made.read_bytes() if made.is_file() else b"")).hexdigest()[:12]
 
 
+def is_there(toy: Toy, docs: Path, num: int) -> bool:
+    """Whether the record is of the preset and the built-in model as they are, with so many images or more."""
+    record = record_of(toy, docs)
+    if not record.is_file():
+        return False
+    was = json.loads(record.read_text(encoding="utf-8"))
+    return was["preset"] == mark_of(toy) and was["num"] >= num
+
+
 def shows(toy: Toy, output_dir: Path, docs: Path, num: int) -> None:
-    """Trains, draws, measures and records a toy, if its mark is not there yet. Raises OptionError for a failed training."""
+    """Trains, draws, measures and records a toy. Raises OptionError for a failed training."""
     path, mark, record = PRESETS / f"{toy.preset}.toml", mark_of(toy), record_of(toy, docs)
-    if record.is_file() and (was := json.loads(record.read_text(encoding="utf-8")))["preset"] == mark and was["num"] >= num:
-        log.info("%s is there", toy.name)
-        return
     folder = output_dir / f"{toy.name}-{mark}"
     given = {"output_dir": str(folder), "sample_prompts": "", "save_state_every_n_steps": STATE_EVERY}
     values = read_toml(path)
@@ -265,6 +275,47 @@ def shows(toy: Toy, output_dir: Path, docs: Path, num: int) -> None:
         grid(found).save(aside, format="WEBP", quality=65, method=6)
     values = {"preset": mark, "num": num, "steps": options.training.max_train_steps, "seconds": round(seconds)}
     write_atomically(record, json.dumps(values | {"right": {kind: one.right for kind, one in found.items()}}, indent=2) + "\n")
+
+
+def side_by_side(toys: Sequence[Toy], output_dir: Path, docs: Path, num: int, jobs: int) -> None:
+    """The same in processes of their own, so many at once, the longest first; what each prints is in a log.
+
+    Raises OptionError, after the others have ended, for those that failed.
+    """
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // jobs))
+    environment, begun = os.environ | {"OMP_NUM_THREADS": threads}, time.monotonic()
+
+    def run(toy: Toy) -> int:
+        command = [sys.executable, "-m", "sd_scripts.toy.gallery", _run(toy)[0], "--output_dir", str(output_dir), "--docs", str(docs)]
+        log.info("%s begins; what it prints is in %s", toy.name, log_of(toy))
+        with open(log_of(toy), "a", encoding="utf-8") as out:
+            call = [*command, "--num_images", str(num), "--jobs", "1"]
+            return subprocess.run(call, env=environment, cwd=ROOT, stdout=out, stderr=out, check=False).returncode
+
+    def log_of(toy: Toy) -> Path:
+        return output_dir / f"{toy.name}.log"
+
+    output_dir.mkdir(parents=True, exist_ok=True)
+    failed = []
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = {pool.submit(run, toy): toy for toy in sorted(toys, key=lambda toy: _last_seconds(toy, docs), reverse=True)}
+        try:
+            for number, done in enumerate(as_completed(waiting), 1):
+                toy = waiting[done]
+                failed += [toy] if done.result() else []
+                how = "failed" if done.result() else "is done"
+                log.info("%s %s, %d of %d, after %.1f minutes", toy.name, how, number, len(toys), (time.monotonic() - begun) / 60)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    if failed:
+        logs = ", ".join(str(log_of(toy)) for toy in failed)
+        raise OptionError(f"{len(failed)} of {len(toys)} toys failed, as their logs tell ({logs}); a second call goes on")
+
+
+def _last_seconds(toy: Toy, docs: Path) -> float:
+    record = record_of(toy, docs)
+    return float(json.loads(record.read_text(encoding="utf-8"))["seconds"]) if record.is_file() else float("inf")
 
 
 def page(docs: Path) -> str:
@@ -290,11 +341,12 @@ def page(docs: Path) -> str:
 
 HEAD = """# What the toys learn
 
-Written by `bash setup.sh toys`, from trainings by the presets as they are; with names of families it does these alone. A call that
-was stopped goes on with the next one, and what is there is not done again until its preset or its built-in model changes. Rows show the
-first prompts of a fixed seed, none of them chosen. An image counts when shape, colour and place are all as asked, by the exact reader of
-the toy world; an edit when it is as asked and all else is as it was. How the built-in models were made, and what else was measured, is in
-[RESULTS.md](../tests/bench/RESULTS.md); style transfer has its grid in [lgt.md](lgt.md#what-the-toy-learns).
+Written by `bash setup.sh toys`, from trainings by the presets as they are, as many at once as there are cores; with names of families
+it does these alone. A call that was stopped goes on with the next one, and what is there is not done again until its preset or its
+built-in model changes. Rows show the first prompts of a fixed seed, none of them chosen. An image counts when shape, colour and place are
+all as asked, by the exact reader of the toy world; an edit when it is as asked and all else is as it was. How the built-in models were
+made, and what else was measured, is in [RESULTS.md](../tests/bench/RESULTS.md); style transfer has its grid in
+[lgt.md](lgt.md#what-the-toy-learns).
 """
 
 
@@ -311,6 +363,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--output_dir", type=Path, default=ROOT / "output" / "toys", help="where the runs' folders are made")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="folder of toys.md and its images")
     parser.add_argument("--num_images", type=int, default=100, help="images of each kind that are measured, before and after")
+    most = min(os.cpu_count() or 1, MOST_JOBS)
+    parser.add_argument("--jobs", type=int, default=most, help=f"toys that train at once; default: one for each core, here {most}")
     given = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -319,9 +373,24 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise OptionError(f"families: {', '.join(unknown)} has no toy; there are {', '.join(there)}")
         if given.num_images < SHOWN:
             raise OptionError(f"num_images: {given.num_images} is out of range; {SHOWN} or more is allowed, as a row shows so many")
+        if given.jobs < 1:
+            raise OptionError(f"jobs: {given.jobs} is out of range; 1 or more is allowed")
+        todo = []
         for toy in TOYS:
-            if not given.families or _run(toy)[0] in given.families:
-                shows(toy, given.output_dir, given.docs, given.num_images)
+            if given.families and _run(toy)[0] not in given.families:
+                continue
+            if is_there(toy, given.docs, given.num_images):
+                log.info("%s is there", toy.name)
+            else:
+                todo.append(toy)
+        try:
+            if (jobs := min(given.jobs, len(todo))) > 1:
+                side_by_side(todo, given.output_dir.resolve(), given.docs.resolve(), given.num_images, jobs)
+            else:
+                for toy in todo:
+                    shows(toy, given.output_dir, given.docs, given.num_images)
+        finally:
+            if given.docs.is_dir():
                 write_atomically(given.docs / "toys.md", page(given.docs))
     except OptionError as err:
         fail(err, "toys")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from sd_scripts.schema.errors import OptionError
 from sd_scripts.toy import gallery
 from sd_scripts.toy.build import BASES
 from sd_scripts.toy.gallery import TITLES, TOYS, Shown, Toy
@@ -50,13 +51,36 @@ def test_a_grid_has_a_row_of_images_for_each_row_that_was_drawn():
     assert counts[0, 0, 255] == pytest.approx(gallery.SHOWN * gallery.CELL**2 * 0.6, rel=0.02)
 
 
-@pytest.mark.parametrize(("words", "said"), [(["nothing"], "nothing has no toy"), (["sdxl", "--num_images=3"], "3 is out of range")])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nothing"], "nothing has no toy"),
+        (["sdxl", "--num_images=3"], "3 is out of range"),
+        (["sdxl", "--jobs=0"], "jobs: 0 is out of range"),
+    ],
+)
 def test_a_family_without_a_toy_and_too_few_images_are_refused_with_a_sentence(words, said, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         gallery.main([*words, "--output_dir", str(tmp_path / "out"), "--docs", str(tmp_path)])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_toys_side_by_side_each_have_a_log_and_one_that_fails_leaves_the_others(tmp_path, caplog):
+    caplog.set_level("INFO", logger="toys")
+    sdxl, sd = TOYS[:2]
+    for suffix in (".json", ".webp"):
+        there = gallery.record_of(sdxl, tmp_path / "docs").with_suffix(suffix)
+        there.parent.mkdir(parents=True, exist_ok=True)
+        there.write_bytes(gallery.record_of(sdxl, ROOT / "docs").with_suffix(suffix).read_bytes())
+    assert gallery.is_there(sdxl, tmp_path / "docs", gallery.SHOWN) and not gallery.is_there(sd, tmp_path / "docs", gallery.SHOWN)
+    gallery.side_by_side([sdxl, sdxl], tmp_path / "out", tmp_path / "docs", gallery.SHOWN, 2)
+    assert (tmp_path / "out" / f"{sdxl.name}.log").read_text(encoding="utf-8").count("is there") == 2
+    assert "2 of 2" in caplog.text
+    with pytest.raises(OptionError, match=rf"2 of 2 toys failed.*{sd.name}\.log"):
+        gallery.side_by_side([sdxl, sd], tmp_path / "out", tmp_path / "docs", 3, 2)
+    assert "num_images: 3 is out of range" in (tmp_path / "out" / f"{sd.name}.log").read_text(encoding="utf-8")
 
 
 def test_a_mark_is_of_the_preset_and_of_how_its_model_was_made(tmp_path, monkeypatch):
