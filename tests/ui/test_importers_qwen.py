@@ -15,6 +15,7 @@ from PIL import Image
 
 from kohya_like import form, importers
 from kohya_like.importers import Imported
+from sd_scripts.dataset import buckets
 from sd_scripts.families import RUNS
 from sd_scripts.families.qwen_edit.options import QwenImageNetwork
 from sd_scripts.programs.qwen_image_finetune import configuration
@@ -214,6 +215,25 @@ def test_what_that_program_does_where_the_file_says_nothing_is_said() -> None:
     assert options.optimizer.lr_scheduler == "constant" and options.training.max_train_steps == 1000
     assert options.model.pretrained_model_name_or_path == "Qwen/Qwen-Image-Edit"
     assert row(imported, "timestep_sampling") == ("taken", "not in the file: timestep_sampling = uniform is qwen-image-finetune's default")
+
+
+@pytest.mark.parametrize("mode", ["center_crop", "fixed_pixels"])
+def test_sizes_are_put_on_the_models_grid_as_that_program_puts_them_for_the_page_and_for_its_scripts(mode: str) -> None:
+    processor = {"init_args": {"process_type": mode, "target_size": [830, 570]}}
+    keys = {**HEAD_KEYS, "data": {**HEAD_KEYS["data"], "init_args": {"dataset_path": "pairs", "processor": processor}}}
+    options, _devices = configuration.run_of(keys, QwenImageNetwork)
+    assert built(read(keys)).dataset.resolution == options.dataset.resolution == (560, 816)
+    assert buckets.problems_of(options.dataset, options.model.grid) == []
+
+
+def test_a_trainer_that_nobody_knows_is_told_and_its_file_read_as_the_first_one() -> None:
+    imported = read({**HEAD_KEYS, "trainer": "SomethingNew"})
+    verdict, text = row(imported, "trainer")
+    assert verdict == "not supported" and "SomethingNew" in text and "qwenimageedit" in text
+    assert imported.run is QwenImageNetwork and built(imported).model.model_version == "edit"
+    assert imported.conflicts == [f"trainer = SomethingNew: {text}"]
+    with pytest.raises(OptionError, match="SomethingNew"):
+        configuration.run_of({**HEAD_KEYS, "trainer": "SomethingNew"}, QwenImageNetwork)
 
 
 def test_devices_of_prediction_are_kept_for_who_predicts() -> None:

@@ -76,9 +76,9 @@ def looks_like(given: Mapping[str, object]) -> bool:
     return sum(isinstance(given.get(name), Mapping) for name in SECTIONS) >= 2
 
 
-def translate(given: Mapping[str, Any], file: str = "the configuration", rounds: bool = True) -> KeyReader:
-    """What every key of a configuration becomes; rounds: see KeyReader. Raises OptionError for references to keys that are not there, and
-    for a model that is not trained here; a trainer that nobody knows has a row."""
+def translate(given: Mapping[str, Any], file: str = "the configuration") -> KeyReader:
+    """What every key of a configuration becomes. Raises OptionError for references to keys that are not there, and for a model that is not
+    trained here; a trainer that nobody knows has a row."""
     name = name_of(given)
     run, model = kind_of_run(PROGRAM, file, MODELS, name if name in MODELS else DEFAULT, "network")
     values = _flattened(given)
@@ -87,7 +87,6 @@ def translate(given: Mapping[str, Any], file: str = "the configuration", rounds:
         values[key] = _resolved(value, values, problems)
     refuse(problems)
     reader = KeyReader(run, values, model, RULES, GROUPS)
-    reader.rounds = rounds
     for key in values:
         reader.key(key)
     reader.assume_rest()
@@ -99,7 +98,7 @@ def run_of(given: Mapping[str, Any], run: type[Options]) -> tuple[Options, dict[
 
     Raises OptionError with everything that is refused or wrong.
     """
-    found = translate(given, rounds=False)
+    found = translate(given)
     if found.run is not run:
         raise OptionError(Problem("trainer", f"trainer: {given['trainer']} is {found.run.label}, but this is {run.label}"))
     refused = [Problem("", text) for text in found.refused]

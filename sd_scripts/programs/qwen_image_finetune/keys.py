@@ -29,8 +29,6 @@ class KeyReader(Sheet):
         """Options of prediction that the file names besides."""
         self.refused: list[str] = []
         """What will not happen, as sentences."""
-        self.rounds = True
-        """Whether sizes are put on the model's grid, as a form shows them."""
 
     def key(self, key: str) -> None:
         """Writes the row of one key."""
@@ -57,10 +55,6 @@ class KeyReader(Sheet):
         """See Sheet."""
         super().refuse(key, text)
         self.refused.append(f"{key}: {text}")
-
-    def on_grid(self, size: object) -> tuple[object, str]:
-        """See Sheet."""
-        return super().on_grid(size) if self.rounds else (size, "")
 
     def take(self, key: str, option: str, value: object, note: str = "") -> None:
         """See Sheet."""

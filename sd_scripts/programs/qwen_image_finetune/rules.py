@@ -35,11 +35,15 @@ def rule_for(*keys: str) -> Callable[[Rule], Rule]:
 def _trainer(reader: KeyReader, key: str, value: object) -> None:
     base = str(reader.given.get("model.pretrained_model_name_or_path") or "").lower()
     if name_of(reader.given) not in MODELS:
-        reader.refuse(key, f"{value} is not a trainer of that program that is known here; {', '.join(MODELS)} are")
+        known = ", ".join(MODELS)
+        reader.lose(key, f"{value} is not a trainer of that program that is known here; {known} are. It is read as {reader.model.label}")
+        for option, said in reader.model.options.items():
+            reader.put(option, said, key)
     elif not reader.model.options:
         reader.skip(key, f"the kind of run says it: {reader.run.label}")
-    for option, said in reader.model.options.items():
-        reader.take(key, option, "edit-2511" if "2511" in base and said == "edit-2509" else said)
+    else:
+        for option, said in reader.model.options.items():
+            reader.take(key, option, "edit-2511" if "2511" in base and said == "edit-2509" else said)
 
 
 @rule_for("mode")
