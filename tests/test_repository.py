@@ -285,6 +285,13 @@ def test_tests_draw_from_the_seed_of_the_run():
     assert [f"{path}: {line.strip()}" for path in paths for line in read(path).splitlines() if unseeded.search(line)] == []
 
 
+def test_draws_come_from_generators_of_a_seed_a_number_and_a_stream():
+    """See sd_scripts/dataset/draws.py and sd_scripts/library/core/rng.py; what trains toys has a seed of its own."""
+    own = re.compile(r"default_rng|RandomState|Generator\([^)]*\)\.manual_seed\(\d|random\.Random\(\d")
+    paths = [path for top in ("sd_scripts", "kohya_like") for path in python_under(top) if "toy" not in path.parts]
+    assert [f"{path}: {line.strip()}" for path in paths for line in read(path).splitlines() if own.search(line)] == []
+
+
 # --- layers ---------------------------------------------------------------------------------------------------------
 
 ENGINE = "sd_scripts.library"

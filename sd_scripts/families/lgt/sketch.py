@@ -16,6 +16,8 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 from torch.nn import functional as F
 
+from sd_scripts.dataset.draws import numpy_for
+
 SIDE, COUNT, TOGETHER = 128, 32, 8
 """Sides of the pictures in pixels, how many there are, and how many are encoded together."""
 RIDGE = 1e-3
@@ -27,8 +29,8 @@ WINDOW = 3
 def fitted(encode: Callable[[Tensor], Tensor], factor: int, scale: int) -> tuple[Tensor, Tensor]:
     """Weight (3 S^2, C, 3, 3) and bias (3 S^2,) of the convolution whose channels, shuffled into pixels, are the picture at S times the
     sides of its latents. encode: pictures (N, 3, H, W) in [-1, 1] to latents (N, C, H / factor, W / factor)."""
-    rng = np.random.default_rng(0)
-    pictures = torch.from_numpy(np.stack([dead_leaves(SIDE, rng) for _ in range(COUNT)])).permute(0, 3, 1, 2) / 127.5 - 1
+    drawn = np.stack([dead_leaves(SIDE, numpy_for(0, number, "dead leaves")) for number in range(COUNT)])
+    pictures = torch.from_numpy(drawn).permute(0, 3, 1, 2) / 127.5 - 1
     with torch.no_grad():
         latents = torch.cat([encode(some).float().cpu() for some in pictures.split(TOGETHER)])
     # Without the border, where the VAE sees what is around the image.

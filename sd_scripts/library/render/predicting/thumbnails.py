@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from sd_scripts.families.common.images import as_images, evaluating
 from sd_scripts.library.core.protocols import ModelFamily, Parts
+from sd_scripts.library.core.rng import rng_for
 
 SIDE = 256
 """Longest side of a thumbnail, px."""
@@ -80,7 +81,7 @@ def colour_map(family: ModelFamily, parts: Parts) -> Tensor:
 
 def palette() -> Tensor:
     """An image (3, H, W) in [-1, 1] of squares of all colours, large and small."""
-    rng = torch.Generator().manual_seed(0)
+    rng = rng_for(0, 0, "palette")
     image = torch.zeros(3, _PALETTE_SIDE, _PALETTE_SIDE)
     for squares, share in ((4, 0.5), (16, 0.5)):
         colours = torch.rand(1, 3, squares, squares, generator=rng) * 2 - 1
