@@ -115,6 +115,19 @@ def test_what_decides_the_result_of_a_job_and_is_not_here_stands_above_the_form(
         assert any(text.startswith(f"{section}.{key} = ") for text in found.conflicts), key
 
 
+def test_settings_of_what_a_job_does_not_use_and_what_that_program_has_given_up_are_known() -> None:
+    lorm = {"extract_mode": "ratio", "extract_mode_param": 0.25, "module_settings": [{"contains": "attn", "extract_mode": "fixed"}]}
+    found = job(lambda process: process["network"].update({"lorm": lorm}))
+    rows = [row for row in found.rows if row.key.startswith("network.lorm")]
+    assert len(rows) == 4 and {row.verdict for row in rows} == {"not needed"} and builds(found) == builds(job())
+    for nothing in (None, {}):
+        assert said(job(lambda process: process["network"].update({"lorm": nothing})), "network.lorm")[0] == "not needed"  # noqa: B023
+    cropped = job(lambda process: process["datasets"][0].update({"poi": "person"}))
+    verdict, text = said(cropped, "datasets[0].poi")
+    assert verdict == "not supported" and f"datasets[0].poi = person: {text}" in cropped.conflicts
+    assert said(job(lambda process: process["datasets"][0].update({"poi": None})), "datasets[0].poi")[0] == "not needed"
+
+
 def test_shifted_times_of_a_job_are_those_of_its_sampler() -> None:
     """The line through 0.5 at 256 tokens and 1.15 at 4096, at 1024 x 1024 pixels, is the family's own factor."""
     found = job(

@@ -109,6 +109,7 @@ TABLE: Table = {
     "datasets[].buckets": here("enable_bucket"),
     "datasets[].bucket_tolerance": here("bucket_reso_steps"),
     "datasets[].is_reg": _regularises,
+    "datasets[].poi": only(None, "images are cut at the centre; cut out what counts beforehand. That program has given it up", banner=True),
     **each("datasets[].", "mask_path alpha_mask", _mask),
     "datasets[].mask_min_value": _outside,
     **dict.fromkeys((f"datasets[].control_path{end}" for end in ("", "_1", "_2", "_3")), _controls),

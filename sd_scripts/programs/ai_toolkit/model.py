@@ -114,6 +114,7 @@ TABLE: Table = {
     "network.layer_offloading": only(False, NOT_HERE),
     "network.all_layers": only(False, "weights that are no layers are not trained"),
     "network.pretrained_lora_path": to("network_weights"),
+    **each("network.", "lorm lorm.*", unneeded("it is for network.type = lorm, which is not made")),
     "network.network_kwargs": unneeded("it is empty"),
     "network.network_kwargs.only_if_contains": _shown_pieces("target_modules"),
     "network.network_kwargs.ignore_if_contains": _shown_pieces("exclude_modules"),
