@@ -14,7 +14,7 @@ from sd_scripts.programs.kohya import dataset_config
 from sd_scripts.programs.kohya import defaults as kohya_defaults
 from sd_scripts.programs.kohya import reading as kohya
 from sd_scripts.runs import safetensors_header
-from sd_scripts.schema import flat, toml_files
+from sd_scripts.schema import toml_files
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported, Importer
 from sd_scripts.schema.outside import json_of, toml_of, yaml_of
@@ -132,6 +132,12 @@ def _of_toml(name: str, text: str, opened: Opened) -> Imported:
     tables, ours = _tables(name, text), own(name, text)
     if ours is not None:
         return own_toml.imported(ours)
+    if dataset_config.beside_a_run(tables):
+        return dataset_config.read_beside(tables, lambda settings: _of_tables(name, settings, opened))
+    return _of_tables(name, tables, opened)
+
+
+def _of_tables(name: str, tables: Mapping[str, Any], opened: Opened) -> Imported:
     if (importer := opened.owner(name, tables, ".toml")) is not None:
         return importer.read(name, opened.with_data(tables))
     if (found := _of_data(name, tables, opened.run)) is not None:
@@ -139,7 +145,7 @@ def _of_toml(name: str, text: str, opened: Opened) -> Imported:
     _no_other_program(name, tables)
     if kohya_defaults.looks_like(tables):
         return kohya_defaults.read(name, tables)
-    given = toml_files.parse_toml(text, name)
+    given = toml_files.values_of(tables, name)
     if not kohya.looks_like_kohya(given):
         raise OptionError(f"{name} has no settings that kohya's programs know; give {_ACCEPTED}")
     return kohya.from_toml(given, name)
@@ -170,10 +176,11 @@ def _of_data(name: str, given: Any, run: type[RunOptions] | None) -> Imported | 
         if one:
             raise OptionError(f"{name} holds {one.accepted}, not a run; {over}")
         raise OptionError(f"{name} describes a data set, not a run; give its path as dataset_config, or {over}")
-    if is_config and run is not None and "dataset_config" not in flat.fields(run):
-        raise OptionError(f"{name} is for dataset_config, which {run.label} has not; give its folder as train_data_dir")
-    if run is not None and (one or is_config):
-        return one.read(given, run) if one else dataset_config.read(given, run)
+    if run is not None and one:
+        return one.read(given, run)
+    if run is not None and is_config:
+        dataset_config.check(run, name)
+        return dataset_config.read(given, run)
     captions = isinstance(given, dict) and given and all(isinstance(value, dict) for value in given.values())
     if captions and all({"caption", "tags", "train_resolution"} & value.keys() for value in given.values()):
         raise OptionError(f"{name} holds captions, not settings; give its path as in_json")

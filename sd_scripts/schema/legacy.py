@@ -132,6 +132,7 @@ UNSUPPORTED: dict[str, str] = {
     "use_tucker": "Tucker factors are not made; remove it",
     "ggpo_beta": "gradient-guided perturbation is not part of this version; remove it",
     "ggpo_sigma": "gradient-guided perturbation is not part of this version; remove it",
+    "datasets": "a command line reads the tables [[datasets]] from a file of their own, which dataset_config names",
     "train_inpainting": "inpainting models have other inputs; use masked_loss to train only a part of each image",
 }
 

@@ -62,12 +62,16 @@ def read_toml(path: Path) -> dict[str, Any]:
 def parse_toml(text: str, name: str) -> dict[str, Any]:
     """The flat values of a TOML text; `name` is used in messages."""
     try:
-        data = toml_of(text)
+        return values_of(toml_of(text), name)
     except ValueError as err:
         raise OptionError(f"{name} is not valid TOML: {err}") from err
+
+
+def values_of(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The flat values of the tables of a file; `name` is used in messages. Raises OptionError for a key that stands there twice."""
     flat: dict[str, Any] = {}
     problems = []
-    for key, item in _entries(data):
+    for key, item in _entries(tables):
         if key in flat and flat[key] != item:
             problems.append(Problem(key, f"{key} stands twice in {name}, in different tables, as {flat[key]} and as {item}; keep one"))
         flat[key] = item

@@ -17,6 +17,7 @@ from sd_scripts.dataset.scan import scan
 from sd_scripts.families import RUNS
 from sd_scripts.programs import of_config_file
 from sd_scripts.schema import flat
+from sd_scripts.schema.command_line import parse_cli
 from sd_scripts.schema.errors import OptionError
 
 RUN, EDITS = RUNS["flux", "network"], RUNS["qwen_edit", "network"]
@@ -217,6 +218,79 @@ def test_masks_beside_the_images_of_concepts_are_found(folders: tuple[str, ...],
     assert (options.dataset.masked_loss, flat.flatten(options)["masked_loss_outside_weight"]) == (True, 0.3)
     images = scan(subsets_of(options.dataset, there), there / "cache").images
     assert sorted(Path(image.mask).name for image in images) == ["x-masklabel.png"] * len(folders)
+
+
+SETTINGS = {
+    "sd-scripts": """
+        pretrained_model_name_or_path = "base.safetensors"
+        network_module = "networks.lora"
+        max_train_steps = 500
+        train_batch_size = 4
+        resolution = 1024
+        """,
+    "musubi-tuner": """
+        dit = "z_image.safetensors"
+        network_module = "networks.lora_zimage"
+        max_train_steps = 500
+        """,
+}
+DATA_SETS = {
+    "sd-scripts": """
+        [general]
+        enable_bucket = true
+        [[datasets]]
+        resolution = 768
+        batch_size = 1
+        [[datasets.subsets]]
+        image_dir = "a"
+        num_repeats = 3
+        """,
+    "musubi-tuner": """
+        [general]
+        resolution = [768, 768]
+        enable_bucket = true
+        batch_size = 1
+        [[datasets]]
+        image_directory = "a"
+        num_repeats = 3
+        """,
+}
+
+
+@pytest.mark.parametrize("program", SETTINGS)
+@pytest.mark.parametrize("form", [None, RUNS["sdxl", "full"]])
+def test_a_run_with_its_data_sets_in_the_same_file_becomes_both(program: str, form: Any, there: Path) -> None:
+    """That program reads them from a file of their own, so that there is nothing else that they could mean."""
+    found = importers.read("x.toml", (SETTINGS[program] + DATA_SETS[program]).encode(), Opened(form))
+    assert not found.adds and found.run.family == {"sd-scripts": "sdxl", "musubi-tuner": "zimage"}[program]
+    rows = [row.key for row in found.rows]
+    assert len(rows) == len(set(rows)) and found.count("unknown") == found.count("not supported") == 0
+    assert {"max_train_steps", "general.enable_bucket"} <= {*rows} and [key for key in rows if key.endswith("].num_repeats")]
+    assert [text for text in found.conflicts if "[[datasets]]" in text]
+    (subset,) = subsets(found, there)
+    assert (subset.folder.name, subset.repeats, subset.options.resolution) == ("a", 3, (768, 768))
+    options = flat.flatten(flat.build(found.run, found.values))
+    assert options["max_train_steps"] == 500 and options["train_batch_size"] == 1 and subset.options.enable_bucket
+
+
+@pytest.mark.parametrize("names", ['train_data_dir = "b"', 'dataset_config = "other.toml"'])
+def test_data_sets_in_a_file_that_names_its_images_count_no_more_than_in_that_program(names: str) -> None:
+    found = importers.read("x.toml", (names + SETTINGS["sd-scripts"] + DATA_SETS["sd-scripts"]).encode())
+    option, value = toml.loads(names).popitem()
+    assert found.values[option] == value and len({"train_data_dir", "dataset_config"} & found.values.keys()) == 1
+    assert verdicts(found)["datasets"] == "not needed" and flat.build(found.run, found.values)
+
+
+def test_a_command_line_says_where_data_sets_of_a_file_of_settings_belong(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text(SETTINGS["sd-scripts"] + DATA_SETS["sd-scripts"])
+    with pytest.raises(OptionError, match=r"datasets.*which dataset_config names"):
+        parse_cli(RUN, [f"--config_file={tmp_path / 'x.toml'}"])
+
+
+def test_a_run_that_reads_no_data_set_files_refuses_those_in_its_file() -> None:
+    run = next(run for run in RUNS.values() if "dataset_config" not in flat.fields(run))
+    with pytest.raises(OptionError, match=r"dataset_config, which .* has not"):
+        importers.read("x.toml", DATA_SETS["sd-scripts"].encode(), Opened(run))
 
 
 def test_what_musubis_data_set_files_say_of_control_images_and_videos() -> None:

@@ -46,11 +46,16 @@ _COMMON = frozenset(
 def looks_like_kohya(given: Mapping[str, object]) -> bool:
     """Whether these are settings of kohya's programs: at least three names that they have, and either nothing else, or half of all with
     one among them that other trainers lack."""
-    names = {name for run in RUNS.values() for name in flat.fields(run)} | TABLE.keys() | ADAPTER.keys()
-    found = [name for name in given if name in names]
+    known = names()
+    found = [name for name in given if name in known]
     if len(found) < min(3, len(given)) or not found:
         return False
     return len(found) == len(given) or (2 * len(found) >= len(given) and not _COMMON.issuperset(found))
+
+
+def names() -> set[str]:
+    """The names of kohya's settings that have an option or a rule."""
+    return {name for run in RUNS.values() for name in flat.fields(run)} | TABLE.keys() | ADAPTER.keys()
 
 
 def from_json(given: Mapping[str, object], name: str = "") -> Imported:
@@ -66,8 +71,8 @@ def from_toml(given: Mapping[str, object], name: str = "") -> Imported:
 def lines(command: Command, more: Iterable[str] = ()) -> tuple[dict[str, object], dict[str, tuple[object, str]]]:
     """The settings of a command line, of which the script's win over those of its file and the launcher's; and what the line alone does not
     say, with its value and why. more: names that a script has besides kohya's."""
-    names = {*TABLE, *ADAPTER, *kohya_words.SAME, *kohya_words.OPTIONS_OF_OTHERS, *legacy.NOT_NEEDED, *more}
-    options = {kohya_words.whole_name(name, names): value for name, value in command.options.items()}
+    known_names = {*TABLE, *ADAPTER, *kohya_words.SAME, *kohya_words.OPTIONS_OF_OTHERS, *legacy.NOT_NEEDED, *more}
+    options = {kohya_words.whole_name(name, known_names): value for name, value in command.options.items()}
     known, unclear = clear({**command.launcher, **command.file, **options})
     if "config_file" in command.options and not command.file:
         asked = (
