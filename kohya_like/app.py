@@ -83,7 +83,7 @@ def make_context(output_dir: Path, allowed_dirs: Sequence[Path], is_private: boo
 
 def make_app(context: Context) -> gr.Blocks:
     """The page."""
-    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as demo:
+    with page.blocks(TITLE, (3600, 86400)) as demo:
         page.part("top", {"token": context.token})
         with gr.Tabs(elem_classes=["kl-tabs"]):
             with gr.Tab("Train", id="train"):
@@ -103,7 +103,7 @@ def make_app(context: Context) -> gr.Blocks:
 
 def make_inference_app(context: Context) -> gr.Blocks:
     """The page of --inference_only: the Generate tab and nothing else."""
-    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as demo:
+    with page.blocks(TITLE, (3600, 86400)) as demo:
         page.part("top", {"token": context.token})
         inference_tab.build()
     return demo

@@ -63,7 +63,7 @@ def menu_of(base: str, loras: Sequence[Path]) -> Menu:
 
 def make_page(title: str, token: str, menu: Menu, queue: PredictionQueue) -> gr.Blocks:
     """The page, with the endpoint `/predict`."""
-    with gr.Blocks(title=title, analytics_enabled=False, fill_width=True, delete_cache=(600, 3600)) as demo:
+    with page.blocks(title, (600, 3600)) as demo:
         page.part("top", {"token": token, "title": title, "tag": ""})
         inference_tab.build()
         with gr.Row(visible=False):

@@ -230,6 +230,28 @@ def test_wrong_arguments_are_answered_before_anything_heavy_is_imported(tmp_path
         assert word in ended.stderr
 
 
+def test_a_page_that_is_made_has_no_server_before_it_is_launched(tmp_path: Path) -> None:
+    code = f"""
+import gc
+from pathlib import Path
+from kohya_like import app, space, startup
+startup.prepare()
+context = app.make_context(Path({str(tmp_path)!r}), (), is_private=True)
+pages = [app.make_app(context), app.make_inference_app(context)]
+menu = space.menu_of("base", [])
+pages.append(space.make_page("title", context.token, menu, context.predictions))
+from gradio.routes import App
+print(sum(isinstance(item, App) for item in gc.get_objects()))
+demo, local, _ = app.launch(context, app.Server())
+print(sum(isinstance(item, App) for item in gc.get_objects()), local[:16])
+demo.close(verbose=False)
+context.predictions.close()
+context.supervisor.close()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, cwd=ROOT)
+    assert ended.stdout.split() == ["0", "1", "http://127.0.0.1"], ended.stderr
+
+
 def test_a_port_that_is_taken_is_told_with_who_has_it_before_anything_heavy_is_imported(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
