@@ -59,6 +59,8 @@ class Flux2Dev(Flux2Family):
         }
         networks = {"backbone": tiny_transformer(guidance_embeds=True), "vae": tiny_square_vae(), "te1": mistral(text)}
         torch.nn.init.normal_(networks["vae"].bn.running_mean, std=0.1)
+        # transformers begins it with zeros, which all layers leave as they are: padding stands before the text and sees nothing else.
+        torch.nn.init.normal_(networks["te1"].embed_tokens.weight.data[tokenizer.pad_token_id], std=0.02)
         return networks, {"te1": tokenizer}
 
     def told(self, tokenizer: Any, caption: str) -> str:

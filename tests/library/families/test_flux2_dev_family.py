@@ -70,6 +70,12 @@ def test_texts_are_read_as_the_pipeline_reads_them(caption: str, parts: Parts) -
     assert found["text"].shape == (64, 96) and torch.allclose(found["text"], wanted[0], atol=1e-6)
 
 
+def test_padding_which_the_network_sees_is_read_as_something(parts: Parts) -> None:
+    """Rows of zeros stay zeros up to the first norms of the small transformer, whose slope is a thousandfold there."""
+    (found,) = DEV.encode_prompts(parts, [CAPTION])
+    assert found["text"].norm(dim=1).min() > 0.01
+
+
 def test_the_network_is_called_as_diffusers_calls_it(parts: Parts) -> None:
     pipeline, x, t, told = pipeline_of(parts), torch.randn(1, 128, 3, 5), torch.rand(1), replace(parts, denoising={"guidance_scale": 2.5})
     controls = [torch.randn(128, 2, 4), torch.randn(128, 3, 2)]
