@@ -67,7 +67,7 @@ def _found(jobs: Sequence[Job], names: Sequence[str]) -> list[Job]:
 def _line(job: Job) -> dict[str, Any]:
     said, brief = desk.read(job.path), job.summary
     steps = {"step": brief.step, "steps": brief.steps, "stop_step": desk.stop_step(job)}
-    return {"name": job.name, "state": job.state, **steps, "loss": brief.loss, **said.row()}
+    return {"name": job.name, "state": job.state, **steps, "loss": brief.loss, **said.row(), "label": said.called}
 
 
 def _steps(row: Mapping[str, Any]) -> str:

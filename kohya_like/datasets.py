@@ -204,7 +204,7 @@ class Datasets:
         except OptionError as err:
             yield {"problem": said(err)}
         except OSError as err:
-            yield {"problem": f"{said(_unwritable(self.root, err))} {report.images or 'No'} images of this upload were added."}
+            yield {"problem": f"{said(_unwritable(self.root, err))} Images of this upload that were added: {report.images}."}
         finally:
             shutil.rmtree(upload.folder, ignore_errors=True)
 

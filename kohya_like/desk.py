@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from sd_scripts.runs.trash import Trash, bytes_of
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import TEMPORARY_MARK, one_at_a_time, write_atomically
 from sd_scripts.schema.flat import run_of
-from sd_scripts.schema.outside import object_in
+from sd_scripts.schema.outside import object_in, read_as
 from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.toml_files import read_toml, to_toml
@@ -37,6 +37,22 @@ MAX_LABEL, MAX_NOTES, MAX_TAG, MAX_TAGS = 120, 20_000, 40, 30
 
 
 @dataclass(frozen=True)
+class Tried:
+    """What a sweep tries with a run. The page says it in the reader's language."""
+
+    settings: tuple[tuple[str, str], ...] = ()
+    """Label and value of each; none for a run of no sweep."""
+    own: bool = False
+    """Whether they are those of the form."""
+
+    @property
+    def words(self) -> str:
+        """In English."""
+        said = ", ".join(f"{label} {value}" for label, value in self.settings)
+        return f"{said} (as in the form)" if said and self.own else said
+
+
+@dataclass(frozen=True)
 class Said:
     """What people say of a run. label: instead of its folder's name; empty for none."""
 
@@ -44,6 +60,16 @@ class Said:
     notes: str = ""
     starred: bool = False
     tags: tuple[str, ...] = ()
+    tried: Tried = Tried()
+
+    @property
+    def called(self) -> str:
+        """What lists call the run, in English: its label, else what a sweep tries with it; empty where only its folder has a name."""
+        return self.label or self.tried.words
+
+    def names(self) -> dict[str, Any]:
+        """What the page calls the run by."""
+        return {"label": self.label, "tried": asdict(self.tried)}
 
     def row(self) -> dict[str, Any]:
         return asdict(self)
@@ -67,7 +93,15 @@ def _read(file: Path, _time: int, _inode: int) -> Said:
         str(known.get("notes") or "")[:MAX_NOTES],
         known.get("starred") is True,
         tuple(tag for tag in tags if isinstance(tag, str))[:MAX_TAGS] if isinstance(tags, list) else (),
+        _tried(known.get("tried")),
     )
+
+
+def _tried(known: object) -> Tried:
+    try:
+        return read_as(Tried, json.dumps(known or {}))
+    except ValueError:
+        return Tried()
 
 
 def say(folder: Path, order: Mapping[str, Any]) -> tuple[Said, list[str]]:
@@ -91,13 +125,23 @@ def say(folder: Path, order: Mapping[str, Any]) -> tuple[Said, list[str]]:
         )
         tagged = dict.fromkeys([tag for tag in now.tags if tag not in removed] + [tag for tag in added if tag])
         starred = order["starred"] if isinstance(order.get("starred"), bool) else now.starred
-        after = Said(label, notes, starred, tuple(tagged)[:MAX_TAGS])
+        after = replace(now, label=label, notes=notes, starred=starred, tags=tuple(tagged)[:MAX_TAGS])
         if after != now:
-            try:
-                write_atomically(folder / FILE, json.dumps(asdict(after), ensure_ascii=False, indent=1))
-            except OSError as err:
-                raise OptionError(f"{folder / FILE} could not be written: {err.strerror or err}.") from err
+            _write(folder, after)
     return after, others
+
+
+def try_out(folder: Path, tried: Tried) -> None:
+    """Writes what a sweep tries with a run. Raises OptionError where the disk takes no more."""
+    with one_at_a_time(folder, ".desk"):
+        _write(folder, replace(read(folder), tried=tried))
+
+
+def _write(folder: Path, said: Said) -> None:
+    try:
+        write_atomically(folder / FILE, json.dumps(asdict(said), ensure_ascii=False, indent=1))
+    except OSError as err:
+        raise OptionError(f"{folder / FILE} could not be written: {err.strerror or err}.") from err
 
 
 def _check(words: Mapping[str, Mapping[str, Any]], tags: list[str]) -> None:
@@ -150,7 +194,7 @@ def disk(supervisor: JobSupervisor, also_newest: bool) -> dict[str, Any]:
     rows = []
     for job in supervisor.jobs():
         old = freeable(job, also_newest)
-        row = {"name": job.name, "label": read(job.path).label, "state": job.state, "bytes": bytes_of(job.path)}
+        row = {"name": job.name, **read(job.path).names(), "state": job.state, "bytes": bytes_of(job.path)}
         row |= {"states": bytes_of(job.run.state) if os.path.isdir(job.run.state) else 0, "steps": [int(path.name) for path in old]}
         rows.append({**row, "frees": sum(map(bytes_of, old))})
     kept = [(trash, entry) for trash in map(Trash, supervisor.parents()) for entry in trash.entries()]
@@ -250,11 +294,12 @@ def ask(job: Job, what: str, step: object = None, text: object = None) -> dict[s
 def places(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
     """Of each queued one of all runs: its place among those that wait, and what it still waits for besides a device."""
     queue = queue_of(jobs)
-    under_way = {job.name for job in jobs if job.state not in ENDED}
+    under_way = {job.name: job for job in jobs if job.state not in ENDED}
 
     def told(job: Job, place: int) -> dict[str, Any]:
-        after = job.waiting.after if job.waiting.after in under_way else ""
-        return {**asdict(job.waiting), "after": after, "place": place, "of": len(queue)}
+        first = under_way.get(job.waiting.after)
+        names = {"after": "", "after_called": {}} if first is None else {"after": first.name, "after_called": read(first.path).names()}
+        return {**asdict(job.waiting), **names, "place": place, "of": len(queue)}
 
     return {job.name: told(job, place) for place, job in enumerate(queue)}
 
@@ -264,7 +309,7 @@ def queue(supervisor: JobSupervisor, job: Job) -> dict[str, Any]:
     if job.state != "queued":
         return {}
     jobs = supervisor.seen()
-    others = [{"name": each.name, "label": read(each.path).label} for each in jobs if each.state not in ENDED and each.name != job.name]
+    others = [{"name": each.name, **read(each.path).names()} for each in jobs if each.state not in ENDED and each.name != job.name]
     here = places(jobs).get(job.name)
     return {} if here is None else {**here, "others": others}
 

@@ -210,7 +210,7 @@ class Live:
             with watched.lock:
                 complete = watched.read(job.run.events_file) and complete
                 told = comparing.beside(job, watched.progress)
-                rows.append({**told, "label": desk.read(job.path).label, "samples": _samples(watched.progress)})
+                rows.append({**told, **desk.read(job.path).names(), "samples": _samples(watched.progress)})
         settings, problem = [], ""
         try:
             settings = [vars(row) for row in comparing.differences(known)] if len(known) > 1 else []

@@ -75,8 +75,8 @@ class LoraFile:
     run: str
     label: str
     family: str = ""
-    called: str = ""
-    """What somebody calls the run; empty for its own name."""
+    called: Mapping[str, Any] = field(default_factory=desk.Said().names)
+    """What the page calls the run by, beside its own name."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Saved:
     family: str
     image: str
     """Name of the newest preview of the run; empty where it has none."""
-    called: str = ""
-    """What somebody calls the run; empty for its own name."""
+    called: Mapping[str, Any] = field(default_factory=desk.Said().names)
+    """What the page calls the run by, beside its own name."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def saved_by_runs(context: Context) -> list[Saved]:
             continue
         made = sorted(job.run.samples.glob("*.png"), key=lambda path: (-modified(path), path.name)) if job.run.samples.is_dir() else []
         image = made[0].name if made else ""
-        called = desk.read(job.path).label
+        called = desk.read(job.path).names()
         found += [Saved(str(path), job.name, path.stem, family, image, called) for path in drawing.saved_files(job.path)]
     return found[:MAX_LISTED_FILES]
 
@@ -205,7 +205,7 @@ def run_files(context: Context) -> list[LoraFile]:
     for job in context.supervisor.jobs():
         family, method = _kind_of(job.run.config, modified(job.run.config))
         if method == "network":
-            files, called = drawing.saved_files(job.path), desk.read(job.path).label
+            files, called = drawing.saved_files(job.path), desk.read(job.path).names()
             found += [LoraFile(str(path), path, job.name, path.stem, family, called) for path in files if path.is_file()]
     return found[:MAX_LISTED_FILES]
 

@@ -49,10 +49,10 @@ def page(job: Job) -> bytes:
     progress.fold(job.run.events()[0])
     said = desk.read(job.path)
     hidden = Hidden(job)
-    name = said.label or job.name
+    name = said.called or job.name
     parts = [
         f"<h1>{_text(name)}</h1>",
-        f'<p class="soft">{_text(", ".join([*([job.name] if said.label else []), job.state, *said.tags]))}</p>',
+        f'<p class="soft">{_text(", ".join([*([job.name] if said.called else []), job.state, *said.tags]))}</p>',
         f'<p class="notes">{_text(hidden.out_of(said.notes))}</p>' if said.notes else "",
         _section("What it reached", _table(_figures(job, progress))),
         _section("Loss", _curve(progress)),

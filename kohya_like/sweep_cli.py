@@ -98,5 +98,6 @@ def _follow(kept: sweeps.Sweeps, name: str) -> None:
             return
     for one in progress.standings:
         losses = "  ".join(f"{loss:.5g}" for loss in one.losses)
-        say(f"  {sweep.words(one.member)}: {losses or '-'}{f'  ({one.out})' if one.out else ''}  {one.member.run}")
-    say(sweeps.verdict(sweep, progress, kept.jobs()))
+        say(f"  {sweep.tried(one.member).words}: {losses or '-'}{f'  ({one.out})' if one.out else ''}  {one.member.run}")
+    won = f"{sweep.tried(sweep.members[progress.winner]).words} wins. " if progress.winner else ""
+    say(won + sweeps.verdict(sweep, progress, kept.jobs()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from starlette.routing import Route
@@ -27,9 +28,6 @@ def routes(context: Context, options_of: Callable[[Order], RunOptions]) -> list[
         shown = order["form"].get("values") or {}
         return {"axes": [{"name": name, "label": label(name, run.family) or name, "now": shown.get(name)} for name in sweeps.axes_of(run)]}
 
-    def tried(sweep: sweeps.Sweep, member: sweeps.Member) -> dict[str, Any]:
-        return {"tried": sweep.tried(member), "own": not member.values}
-
     def plan(order: Order) -> dict[str, Any]:
         """What a sweep would take, or its name where it is to start; or what is wrong."""
         try:
@@ -41,7 +39,7 @@ def routes(context: Context, options_of: Callable[[Order], RunOptions]) -> list[
                 return {"sweep": kept.begin(planned).name}
         except OptionError as err:
             return {"problems": err.at_options()}
-        return {"text": sweeps.described(planned), "runs": [tried(planned, member) for member in planned.members]}
+        return {"text": sweeps.described(planned), "runs": [asdict(planned.tried(member)) for member in planned.members]}
 
     def listed(_order: Order) -> dict[str, Any]:
         return {"sweeps": kept.names()}
@@ -58,7 +56,7 @@ def routes(context: Context, options_of: Callable[[Order], RunOptions]) -> list[
             "verdict": sweeps.verdict(sweep, progress, jobs),
             "runs": [
                 {
-                    **tried(sweep, one.member),
+                    **asdict(sweep.tried(one.member)),
                     "run": one.member.run if one.member.run in jobs else "",
                     "state": one.state,
                     "step": one.step,

@@ -51,7 +51,6 @@ HELD_OUT = 0.1
 """Part of the images that is held out where the form holds out none."""
 TROUBLE = "trouble.txt"
 RATE = "learning_rate"
-OWN = "as in the form"
 WAITS = ("queued", "running")
 
 
@@ -155,16 +154,12 @@ class Sweep:
     def options(self, member: Member) -> RunOptions:
         return flat.build(type(self.base), {**_given(self.base), **member.values})
 
-    def tried(self, member: Member) -> list[tuple[str, str]]:
-        """Label and value of what a member tries; of the form's own settings all that others try."""
+    def tried(self, member: Member) -> desk.Tried:
+        """What a member tries; of the form's own settings all that others try."""
         own = flat.flatten(self.base)
         values = member.values or {name: own[name] for each in self.members for name in each.values}
-        return [(label(name, self.base.family) or name, self._said(name, value)) for name, value in values.items()]
-
-    def words(self, member: Member) -> str:
-        """What a member tries, in English."""
-        said = ", ".join(f"{name} {value}" for name, value in self.tried(member))
-        return said if member.values else f"{said} ({OWN})"
+        settings = ((label(name, self.base.family) or name, self._said(name, value)) for name, value in values.items())
+        return desk.Tried(tuple(settings), own=not member.values)
 
     def _said(self, name: str, value: Any) -> str:
         told = form.to_text(flat.fields(type(self.base))[name], value)
@@ -359,20 +354,21 @@ def _settled(standing: MemberStanding, rung: int) -> str:
         return ""
     if not standing.state:
         return "was not started"
-    return {"gone": "its folder is gone", "finished": "measured no held-out loss"}.get(
-        standing.state, f"{standing.state} at step {standing.step}"
-    )
+    step = standing.step
+    told = {"stopped": f"stopped at step {step}", "failed": f"failed at step {step}", "died": f"died at step {step}"}
+    told |= {"gone": "its folder is gone", "finished": "measured no held-out loss", "damaged": "its folder is damaged"}
+    return told[standing.state]
 
 
 def verdict(sweep: Sweep, progress: SweepProgress, jobs: Mapping[str, Job]) -> str:
-    """What came out, in a sentence: the winner, and how sure it is that it does better than the settings of the form."""
+    """What came out, in a sentence: how well the winner does, and how sure it is that it does better than the settings of the form."""
     if progress.winner is None:
         return "No run came to the end; the reasons stand beside them." if progress.is_through else ""
     won, own = progress.standings[progress.winner], progress.standings[0]
     loss = f"{won.losses[-1]:.4g}"
     if progress.winner == 0:
         return f"The settings of the form stay, with a held-out loss of {loss}; nothing that was tried is clearly better."
-    said = f"{sweep.words(won.member)} wins, with a held-out loss of {loss}"
+    said = f"Its held-out loss is {loss}"
     rung = min(len(won.losses), len(own.losses)) - 1
     if rung < 0 or own.member.run not in jobs or won.member.run not in jobs:
         return f"{said}."
@@ -382,8 +378,8 @@ def verdict(sweep: Sweep, progress: SweepProgress, jobs: Mapping[str, Job]) -> s
         return f"{said}."
     if difference.half is None or abs(difference.value) <= difference.half:
         return f"{said}; at step {step} it is not clearly different from the settings of the form ({_interval(difference)})."
-    side = "lower" if difference.value < 0 else "higher"
-    return f"{said}; at step {step} it is {side} than that of the form's settings by {_interval(difference)}."
+    interval = _interval(difference)
+    return f"{said}; at step {step} it is {'lower' if difference.value < 0 else 'higher'} than that of the form's settings by {interval}."
 
 
 def _interval(difference: Mean) -> str:
@@ -484,19 +480,15 @@ class Sweeps:
         after = replace(sweep, members=tuple(begun if at == place else each for at, each in enumerate(sweep.members)))
         self._write(after)
         if not member.run:
-            self._say(
-                begun,
-                {
-                    "label": {"before": "", "after": sweep.words(member)[: desk.MAX_LABEL]},
-                    "tags": {"add": [f"sweep {sweep.name}"[: desk.MAX_TAG]]},
-                },
-            )
+            self._say(begun, {"tags": {"add": [f"sweep {sweep.name}"[: desk.MAX_TAG]]}}, sweep.tried(member))
         return after
 
-    def _say(self, member: Member, order: Mapping[str, Any]) -> None:
+    def _say(self, member: Member, order: Mapping[str, Any], tried: desk.Tried | None = None) -> None:
         job = self.supervisor.find(member.run)
         if job is not None:
             desk.say(job.path, order)
+            if tried is not None:
+                desk.try_out(job.path, tried)
 
     def end(self, name: str) -> None:
         """Starts nothing more, and stops what is at work or waits."""

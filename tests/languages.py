@@ -7,8 +7,10 @@ sentences in Python that the page shows. Translations are written in kohya_like/
 from __future__ import annotations
 
 import ast
+import errno
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -218,6 +220,12 @@ def of_licences() -> Iterator[str]:
     return (base.licence for facts in FACTS.values() for base in facts.bases if " " in base.licence)
 
 
+def of_system() -> Iterator[str]:
+    """What the system says of files and folders; sentences put it in."""
+    names = "EACCES EBUSY EEXIST EIO EISDIR ELOOP EMFILE ENAMETOOLONG ENOENT ENOSPC ENOTDIR ENOTEMPTY EPERM EROFS".split()
+    return (os.strerror(getattr(errno, name)) for name in names)
+
+
 def _with_places(text: str) -> str:
     """A text with {1}, {2} in place of its numbers."""
     numbers = count(1)
@@ -231,7 +239,7 @@ def _with_places(text: str) -> str:
 def template() -> Catalog:
     """Everything that is to be translated."""
     catalog = Catalog(fuzzy=False)
-    for text in dict.fromkeys(text for text in (*of_options(), *of_presets(), *of_licences()) if text):
+    for text in dict.fromkeys(text for text in (*of_options(), *of_presets(), *of_licences(), *of_system()) if text):
         catalog.add(text, locations=[("schema", 1)])
     modules = sorted(path for path in WEB.rglob("*.js") if "vendor" not in path.parts)
     spoken = sorted({path for pattern in SPOKEN for path in ROOT.glob(pattern) if path.name not in SILENT})

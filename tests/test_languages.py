@@ -22,6 +22,7 @@ from tests.languages import (
     of_licences,
     of_options,
     of_presets,
+    of_system,
     page_texts,
     sentences,
     template,
@@ -71,8 +72,8 @@ def test_what_work_on_images_reports_is_translated(language):
 
 
 @every
-def test_presets_and_licences_are_translated(language):
-    assert {*of_presets(), *of_licences()} - {""} <= {message.id for message in catalogue(language) if is_translated(message)}
+def test_presets_licences_and_the_words_of_the_system_are_translated(language):
+    assert {*of_presets(), *of_licences(), *of_system()} - {""} <= {message.id for message in catalogue(language) if is_translated(message)}
 
 
 @every

@@ -107,10 +107,10 @@ def _grey(picture: str) -> Pixels:
     try:
         with Image.open(io.BytesIO(base64.b64decode(picture, validate=True)), formats=["PNG"]) as image:
             if max(image.size) > LONGEST_SIDE:
-                raise ValueError(f"it has {image.size[0]} x {image.size[1]} pixels, and {LONGEST_SIDE} are the most")
+                raise ValueError(image.size)
             return np.array(image.convert("L"))
     except (binascii.Error, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as err:
-        raise OptionError(f"This is no mask of the page ({err}); reload it.") from err
+        raise OptionError("This is no mask of the page; reload it.") from err
 
 
 def weights_of(room: Room, index: int) -> NDArray[np.float64]:

@@ -142,9 +142,10 @@ def _check_size(width: int, height: int) -> None:
 
 
 def _reason(err: BaseException) -> str:
-    text = " ".join(str(err).split())
-    truncated = any(word in text.lower() for word in ("truncated", "end of file", "premature", "unexpected end", "incomplete"))
-    return f"is truncated or damaged ({text or type(err).__name__})" if truncated else f"is damaged ({text or type(err).__name__})"
+    # Decoders speak English, and of their own parts; whoever looks for the fault finds their words in the cause.
+    text = str(err).lower()
+    truncated = any(word in text for word in ("truncated", "end of file", "premature", "unexpected end", "incomplete"))
+    return "is truncated or damaged" if truncated else "is damaged"
 
 
 def _identify(file: BinaryIO) -> Image.Image:

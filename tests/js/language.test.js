@@ -4,13 +4,15 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 const GERMAN = {
-  page: { "{1} image": ["{1} Bild", "{1} Bilder"], "Show {1} of {2}": "{2}: {1}", Help: "Hilfe" },
+  page: { "{1} image": ["{1} Bild", "{1} Bilder"], "Show {1} of {2}": "{2}: {1}", Help: "Hilfe", "{1} (as in the form)": "{1} (wie im Formular)", "sweep {1}": "Reihenversuch {1}" },
   said: {
     "{1} has started.": "{1} hat begonnen.",
     "Starts a new run.": "Neuer Lauf.",
     "{1}: {2} is out of range; {3} is allowed": "{1}: {2} liegt außerhalb; erlaubt ist {3}",
     "{1}: {2} is not {3}": "{1}: {2} ist nicht {3}",
     "a number": "eine Zahl",
+    "Learning rate": "Lernrate",
+    on: "an",
     "({1} is allowed)": "({1} ist erlaubt)",
     "{1} to {2}": "{1} bis {2}",
     "{1} of {2}": "{1} von {2}",
@@ -25,6 +27,7 @@ globalThis.localStorage = { getItem: () => null };
 Object.defineProperty(globalThis, "navigator", { value: { languages: ["fr-FR", "de-DE", "en"] }, configurable: true });
 globalThis.fetch = async () => ({ ok: true, json: async () => GERMAN });
 const { inWords, plural, t, translated } = await import("../../kohya_like/web/common/language.js");
+const { calledWords, runWords, tagWords } = await import("../../kohya_like/web/common/words.js");
 
 test("a text keeps its values, wherever the language puts them, and one without a translation stays English", () => {
   assert.equal(t`Show ${3} of ${"a {1}"}`, "a {1}: 3");
@@ -53,4 +56,18 @@ test("what is not known, and names, stay as they are", () => {
   assert.equal(translated("It is new. Nobody knows it."), "It is new. Nobody knows it.");
   assert.equal(translated(""), "");
   assert.deepEqual(inWords({ name: "x", label: "Starts a new run.", choices: ["Help"], range: "0 to 1" }), { name: "x", label: "Neuer Lauf.", choices: ["Help"], range: "0 bis 1" });
+});
+
+test("a run of a sweep is called by what is tried, in the reader's language, unless somebody has given it a name", () => {
+  const tried = { settings: [["Learning rate", "3e-4"], ["DoRA", "on"]], own: false };
+  const none = { settings: [], own: false };
+  assert.equal(calledWords({ label: "", tried }), "Lernrate 3e-4, DoRA an");
+  assert.equal(calledWords({ label: "", tried: { ...tried, own: true } }), "Lernrate 3e-4, DoRA an (wie im Formular)");
+  assert.equal(calledWords({ label: "Learning rate 3e-4", tried }), "Learning rate 3e-4");
+  assert.equal(calledWords({ label: "", tried: none }), "");
+  assert.equal(runWords("20261129-101500-toy", { label: "", tried }), "Lernrate 3e-4, DoRA an · 2026-11-29 10:15");
+  assert.equal(runWords("20261129-101500-toy", { label: "", tried: none }), "toy · 2026-11-29 10:15");
+  assert.equal(runWords("from-a-terminal", { label: "mine", tried: none }), "mine");
+  assert.equal(runWords("from-a-terminal", { label: "", tried: none }), "from-a-terminal");
+  assert.deepEqual(["sweep 20261129-toy", "my sweep", "sweep of mine"].map(tagWords), ["Reihenversuch 20261129-toy", "my sweep", "sweep of mine"]);
 });

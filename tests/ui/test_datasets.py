@@ -238,7 +238,7 @@ def test_a_full_disk_is_said_and_leaves_the_data_set_as_it_was(tmp_path: Path, m
     upload.arrived.append(("a.zip", upload.folder / "zip"))
     with no_larger_than(20_000):
         last = list(kept.finish(ident))[-1]
-    assert "is full" in last["problem"] and "No images of this upload were added" in last["problem"]
+    assert "is full" in last["problem"] and "Images of this upload that were added: 0." in last["problem"]
     assert not (kept.root / "cat").exists() and list((kept.root / ".adding").iterdir()) == []
     monkeypatch.setattr(datasets, "FREE_BYTES", 1 << 60)
     with pytest.raises(OptionError, match=r"GiB free; .* stays free for trainings. Make room"):

@@ -49,6 +49,21 @@ def test_two_pages_that_write_lose_nothing(tmp_path: Path) -> None:
     assert desk.read(run) == desk.Said(), "what cannot be read says nothing, and the run is still listed"
 
 
+def test_what_a_sweep_tries_is_the_name_of_a_run_until_somebody_gives_it_one(tmp_path: Path) -> None:
+    run = made(tmp_path, options(tmp_path)).path
+    tried = desk.Tried((("Learning rate", "0.0003"), ("DoRA", "on")), own=True)
+    desk.try_out(run, tried)
+    assert desk.read(run).called == "Learning rate 0.0003, DoRA on (as in the form)"
+    desk.say(run, {"label": {"before": "", "after": "A dog"}, "notes": {"before": "", "after": "sharp"}})
+    assert desk.read(run) == desk.Said("A dog", "sharp", tried=tried) and desk.read(run).called == "A dog"
+    desk.say(run, {"label": {"before": "A dog", "after": ""}})
+    assert desk.read(run).called == tried.words
+    for wrong in (3, [["a"]], {"settings": 3}, {"settings": [["a", "b", "c"]]}, {"own": True}):
+        (run / desk.FILE).write_text(json.dumps({"label": "Learning rate 0.0003", "tried": wrong}))
+        assert desk.read(run).called == "Learning rate 0.0003", "as a sweep of 0.1 has named it"
+    assert desk.Said(tried=desk.Tried(own=True)).called == ""
+
+
 def test_a_run_goes_into_the_trash_and_comes_back_but_never_one_at_work(tmp_path: Path) -> None:
     supervisor = JobSupervisor(tmp_path)
     run = made(tmp_path, options(tmp_path), (100, 200))

@@ -572,6 +572,20 @@ def test_a_sentence_with_a_question_ends_with_it() -> None:
     assert "Did you mean cosine? lr_scheduler stays" in row.text
 
 
+def test_what_the_page_takes_for_a_line_the_studio_does_too() -> None:
+    """The page is asked of the same texts in tests/js/pasted.test.js."""
+    texts = json.loads((Path(__file__).parent / "pasted_texts.json").read_text(encoding="utf-8"))
+    assert [text for text in texts["pasted.txt"] if not command_lines.looks_like(text)] == []
+    assert [text for name in ("pasted.toml", "pasted.yaml", "") for text in texts[name] if command_lines.looks_like(text)] == []
+
+
+def test_a_training_that_is_started_as_a_module_is_its_file() -> None:
+    for start in ("python -m", "accelerate launch --num_processes 2 -m"):
+        line = f"{start} library.flux_train_network --network_module=networks.lora_flux --network_dim 8"
+        found = importers.read("pasted.txt", line.encode())
+        assert found.run is RUNS["flux", "network"] and found.values["network_dim"] == 8
+
+
 def test_a_pasted_line_with_paths_of_windows_keeps_them() -> None:
     """No mark of a line that goes on says for which shell it is."""
     line = r"python D:\sd\train_network.py --network_module networks.lora --train_data_dir=D:\my\new --output_dir .\out\new"

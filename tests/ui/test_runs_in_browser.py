@@ -18,6 +18,7 @@ from sd_scripts.runs.events import KINDS, PhaseBegun, Previewed, RunFinished, Ru
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from tests.ui.conftest import WIDTHS_AND_THEMES, hearing, painted
+from tests.ui.on_screen import Eyes
 from tests.ui.runs_on_disk import evaluated, made, style_run
 from tests.ui.standin_runs import SCRIPT, command, options, until
 
@@ -515,3 +516,20 @@ def test_lists_of_choices_look_like_ones_and_sizes_of_files_stand_in_one_column(
     apart = """nodes => nodes.map(node => [...node.children].map(each => each.getBoundingClientRect())).every(([name, size, button]) =>
       size.top >= name.bottom - 1 && (!button || button.left >= name.right))"""
     assert files.evaluate_all(apart) and page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_what_stands_below_a_long_list_of_runs_is_in_the_window_before_anybody_scrolls(
+    studios: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    root = tmp_path / "output"
+    for number in range(20):
+        made(root, options(root, output_name=f"run-{number}"))
+    page = visit(studios(output_dir=root).url, width=1280, height=720).page
+    # Its buttons have two rows.
+    page.locator(".kl-language").select_option("ru")
+    page.locator("[role=tab][data-tab-id=runs]").click()
+    expect(page.locator("#kl-runs .kr-row")).to_have_count(20)
+    buttons = page.locator("#kl-runs .kr-nav .kr-button:visible")
+    boxes = [buttons.nth(place).bounding_box() for place in range(buttons.count())]
+    assert len({round(box["y"]) for box in boxes if box}) == 2 and all(box and box["y"] + box["height"] <= 720 for box in boxes), boxes
+    assert Eyes(page).faults("#kl-runs .kr-nav .kr-button:last-child") == []

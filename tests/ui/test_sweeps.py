@@ -74,7 +74,7 @@ def test_what_cannot_be_swept_over_is_said_with_all_that_is_wrong(tmp_path: Path
 def test_values_that_mean_the_same_are_one_run_and_changes_are_told(tmp_path: Path) -> None:
     base = options(tmp_path, max_train_steps=90, early_stop_patience=3, save_best=True, validation_split=0.2, network_type="lora")
     sweep = sweeps.planned(base, sweeps.read_axes(RUN, {"network_type": "lora lokr", "lokr_factor": "4,8", "rank_stabilized": "on off"}))
-    words = [sweep.words(member) for member in sweep.members]
+    words = [sweep.tried(member).words for member in sweep.members]
     assert len(words) == len(set(words)) == 4, words
     assert words[0] == "Rank-stabilized (rsLoRA) off, Network type lora, LoKr factor -1 (as in the form)"
     assert words[1] == "Rank-stabilized (rsLoRA) on", "which sleeps beside lokr, as its factor does beside lora"
@@ -130,7 +130,7 @@ def test_the_better_third_goes_on_and_a_studio_that_was_closed_takes_it_up(super
     assert rates[9.0].out.startswith("failed") and rates[1e-5].out.startswith("higher loss")
     won = progress.standings[progress.winner or 0]
     assert won.member.values == {"learning_rate": 5e-4} and jobs[won.member.run].state == "finished"
-    assert desk.read(jobs[won.member.run].path).starred and desk.read(jobs[won.member.run].path).label == "Learning rate 0.0005"
+    assert desk.read(jobs[won.member.run].path).starred and desk.read(jobs[won.member.run].path).called == "Learning rate 0.0005"
     assert sum(job.summary.step for job in jobs.values()) <= 3 * 60
     sweep = kept.read(name)
     step = sweep.rungs.steps[0]
@@ -260,8 +260,11 @@ def test_a_sweep_is_planned_beside_the_form_and_its_table_leads_to_its_runs(
     page.get_by_role("button", name="Sweeps", exact=True).click()
     table = page.get_by_role("region", name="Table of the sweep")
     expect(table.locator("tbody tr")).to_have_count(2)
-    expect(page.locator(".kr-compare .kr-caption")).to_contain_text("Learning rate 0.001 wins, with a held-out loss of")
+    expect(page.locator(".kr-compare .kr-caption")).to_contain_text("Learning rate 0.001 wins. Its held-out loss is 0.")
     assert page.url.endswith(f"#sweep={name}")
+    rows = page.locator("#kl-runs .kr-row")
+    expect(rows).to_have_count(2)
+    expect(page.locator("#kl-runs .kr-row[aria-current=true]")).to_have_count(0)
     # The winner has a star, and the lowest loss in bold, which is the one that was measured.
     losses = {one.member.values.get("learning_rate"): one.losses for one in sweeps.progress_of(kept.read(name), kept.jobs()).standings}
     assert min(losses, key=lambda rate: losses[rate][-1]) == 1e-3
@@ -276,10 +279,24 @@ def test_a_sweep_is_planned_beside_the_form_and_its_table_leads_to_its_runs(
     (won,) = (member.run for member in kept.read(name).members if member.values.get("learning_rate") == 1e-3)
     table.get_by_role("button", name="Learning rate 0.001", exact=True).click()
     expect(page).to_have_url(re.compile(f"#run={won}$"))
+    # All of it is told in the reader's language, stored names too.
     page.go_back()
+    page.locator(".kl-language").select_option("de")
+    expect(page.locator(".kr-compare .kr-caption")).to_have_text(
+        re.compile(
+            r"Lernrate 0\.001 gewinnt\. Der zurückgehaltene Loss ist 0\.\d+; "
+            r"bei Schritt \d+ ist er um [\d.]+ ± [\d.]+, 95 % niedriger als der des Formulars\."
+        )
+    )
+    for told in ("Lernrate 0.001", "(wie im Formular)", f"Reihenversuch {name}"):
+        expect(rows.filter(has_text=told).first).to_be_visible()
+    page.locator(".kl-language").select_option("en")
     page.get_by_role("button", name="Delete the others").click()
     page.get_by_role("button", name="Move 1 run to the trash").click()
     expect(page.locator("[aria-label=Sweep] .kr-status")).to_contain_text("Moved to the trash: 1 run")
     assert [job.name for job in supervisor.seen()] == [won]
     assert json.loads((supervisor.root / sweeps.FOLDER / name / "sweep.json").read_text())["is_ended"]
+    page.get_by_role("button", name="Use the winner's settings").click()
+    expect(page.locator(".kl-answer")).to_contain_text("Loaded")
+    expect(page.locator("#kl-learning_rate")).to_have_value("0.001")
     assert visited.complaints.found == []

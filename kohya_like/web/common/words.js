@@ -1,6 +1,6 @@
 // How numbers, sizes and times are written.
 
-import { language, plural, t } from "./language.js";
+import { language, listed, plural, t, translated } from "./language.js";
 
 export function figure(value, digits = 4) {
   if (value === null || value === undefined) return "–";
@@ -13,8 +13,24 @@ export function figure(value, digits = 4) {
 // A count with its thousands apart. Of fractions every language has the point, as fields and files have it, so none has it between thousands.
 export const grouped = (value, digits = 3) => value.toLocaleString("en", { maximumFractionDigits: digits }).replace(/,/g, ["de", "ru"].includes(language) ? "\u202f" : ",");
 
-// A run as lists name it: by what somebody calls it, and when it was started.
-export const runWords = (name, called = "") => name.replace(/^(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)\d\d(_\d+)?-(.*)$/, (_all, year, month, day, hour, minute, _more, rest) => `${called || rest} · ${year}-${month}-${day} ${hour}:${minute}`);
+// What a sweep tries with a run.
+export function triedWords({ settings, own }) {
+  const said = listed(settings.map(([label, value]) => `${translated(label)} ${translated(value)}`));
+  return said && own ? t`${said} (as in the form)` : said;
+}
+
+// What a run is called beside the name of its folder: by somebody, otherwise by what a sweep tries with it; "" for a run of neither.
+export const calledWords = ({ label, tried }) => label || triedWords(tried);
+
+// A sweep marks its runs with a tag.
+export const tagWords = (tag) => tag.replace(/^sweep (\S+)$/, (_all, name) => t`sweep ${name}`);
+
+// A run as lists name it: by what it is called, and when it was started.
+export function runWords(name, called) {
+  const [, day = "", hour = "", minute = "", rest = name] = /^(\d{8})-(\d\d)(\d\d)\d\d(?:_\d+)?-(.*)$/.exec(name) || [];
+  const when = day && ` · ${day.replace(/(....)(..)(..)/, "$1-$2-$3")} ${hour}:${minute}`;
+  return `${calledWords(called) || rest}${when}`;
+}
 
 export function duration(seconds) {
   const whole = Math.max(0, Math.round(seconds));

@@ -5,7 +5,7 @@ import { t } from "../common/language.js";
 import { findAll, make } from "../common/page.js";
 import { ask } from "../common/studio.js";
 import { openDialog } from "../picking/dialog.js";
-import { stateWords, title } from "../runs/run.js";
+import { nameOf, stateWords } from "../runs/run.js";
 import { goTo } from "../train/form.js";
 import { fieldsOf, run } from "../train/settings.js";
 import { found } from "./finding.js";
@@ -38,8 +38,8 @@ function offered() {
 
 async function runs() {
   try {
-    return (await ask("/kl/runs")).runs.map(({ name, label, state, tags }) => ({
-      words: label || title(name), also: `${name} ${tags.join(" ")} ${stateWords(state)}`, kind: t`run, ${stateWords(state).toLowerCase()}`, go: () => openRun(name),
+    return (await ask("/kl/runs")).runs.map((run) => ({
+      words: nameOf(run), also: `${run.name} ${run.tags.join(" ")} ${stateWords(run.state)}`, kind: t`run, ${stateWords(run.state).toLowerCase()}`, go: () => openRun(run.name),
     }));
   } catch (error) {
     console.info("The palette lists no runs:", error.message);

@@ -86,7 +86,7 @@ export async function gather(given, field, take) {
   await reading;
   const present = field.startsWith(known.folder) ? field.slice(known.folder.length + 1) : "";
   const folder = chosen.length && (/^(.+)\.zip$/i.exec(chosen[0].name) || /^([^/]+)\//.exec(chosen[0].name));
-  if (!name.value) name.value = known.names.includes(present) ? present : folder ? folder[1] : "my-images";
+  if (!name.value) name.value = known.names.includes(present) ? present : folder ? folder[1] : t`my-images`;
 
   async function add(more) {
     try {

@@ -7,12 +7,11 @@ import { make, say, sharp } from "../common/page.js";
 import { address, ask, repeat, withToken } from "../common/studio.js";
 import { duration, figure, grouped, plural } from "../common/words.js";
 import { Plot } from "./plot.js";
-import { stateWords, title } from "./run.js";
+import { nameOf, stateWords } from "./run.js";
 import { nearest } from "./scales.js";
 
 const COLOURS = 8;
 const DASHES = [undefined, [7, 4]];
-const nameOf = ({ label, name }) => label || title(name);
 export const colourOf = (place) => `line-${place % COLOURS}`;
 
 const loss = (value) => figure(value);

@@ -4,6 +4,7 @@ import { html, render } from "../common/html.js";
 import { listed, t } from "../common/language.js";
 import { make } from "../common/page.js";
 import { address, post, withToken } from "../common/studio.js";
+import { calledWords, runWords, tagWords, triedWords } from "../common/words.js";
 import { openDialog } from "../picking/dialog.js";
 
 const split = (text) => [...new Set(text.split(",").map((tag) => tag.trim().replace(/\s+/g, " ")).filter(Boolean))];
@@ -160,7 +161,7 @@ export function makeDesk(view, root) {
         ${held ? button(t`Release`, { held: false }, t`It starts as soon as a device is free.`) : button(t`Hold`, { held: true }, t`It waits until it is released; runs behind it pass by.`)}</div>
       <form class="kr-stop-at" onSubmit=${startAt}><label for="kl-start-at">${t`Start at`}</label><input key=${not_before} id="kl-start-at" name="time" class="kr-filter" type="datetime-local" defaultValue=${not_before ? local(not_before) : ""} /><button type="submit" class="kr-button">${t`Set`}</button></form>
       ${others.length > 0 && html`<div class="kr-stop-at"><label for="kl-start-after">${t`Start after`}</label><select id="kl-start-after" class="kr-filter" value=${after} onChange=${follow}><option value="">${t`no other run`}</option>
-        ${others.map(({ name, label }) => html`<option key=${name} value=${name}>${label || name}</option>`)}</select></div>`}</section>`;
+        ${others.map((each) => html`<option key=${each.name} value=${each.name}>${runWords(each.name, each)}</option>`)}</select></div>`}</section>`;
   }
 
   function remove() {
@@ -178,7 +179,7 @@ export function makeDesk(view, root) {
         view.leave(false);
       }
     } });
-    const dialog = openDialog(t`Delete ${run.label || name}?`, make("p", { text: t`Its folder with all files, images and states goes into the trash of the output folder, and can be put back for 30 days. It goes on taking up disk until the trash is emptied.` }),
+    const dialog = openDialog(t`Delete ${calledWords(run) || name}?`, make("p", { text: t`Its folder with all files, images and states goes into the trash of the output folder, and can be put back for 30 days. It goes on taking up disk until the trash is emptied.` }),
       wrong, make("div", { class: "kl-row" }, go, keep));
     keep.focus();
   }
@@ -189,7 +190,7 @@ export function makeDesk(view, root) {
 
   function form() {
     return html`<form class="kr-desk-form" aria-label=${t`What is said of this run`} onKeyDown=${key} onSubmit=${(event) => { event.preventDefault(); save(); }}>
-      ${field("label", t`Name`, html`<input id="kl-desk-label" class="kr-filter" maxlength="120" value=${edit.label} placeholder=${run.name} onInput=${put("label")} />`)}
+      ${field("label", t`Name`, html`<input id="kl-desk-label" class="kr-filter" maxlength="120" value=${edit.label} placeholder=${triedWords(run.tried) || run.name} onInput=${put("label")} />`)}
       ${field("tags", t`Tags, with commas between`, html`<input id="kl-desk-tags" class="kr-filter" value=${edit.tags} onInput=${put("tags")} />`)}
       ${field("notes", t`Notes`, html`<textarea id="kl-desk-notes" class="kr-filter" rows="4" maxlength="20000" value=${edit.notes} onInput=${put("notes")}></textarea>`)}
       ${others.length > 0 && html`<div class="kr-warnings" role="alert"><p>${t`Somebody has changed this meanwhile:`} ${others.map((name) => `"${run[name]}"`).join(", ")}</p>
@@ -205,7 +206,7 @@ export function makeDesk(view, root) {
         <a class="kr-button" download href=${withToken(address(run.name, "/report"))}>${t`Report`}</a>
         <a class="kr-button" download href=${withToken(address(run.name, "/support"))}>${t`Support file`}</a>
         <button type="button" class="kr-button" hidden=${!ended} onClick=${remove}>${t`Delete`}</button></div>`,
-      run.tags.length > 0 && !edit && html`<ul class="kr-tags" aria-label=${t`Tags`}>${run.tags.map((tag) => html`<li key=${tag}>${tag}</li>`)}</ul>`,
+      run.tags.length > 0 && !edit && html`<ul class="kr-tags" aria-label=${t`Tags`}>${run.tags.map((tag) => html`<li key=${tag}>${tagWords(tag)}</li>`)}</ul>`,
       run.notes && !edit && html`<p class="kr-notes">${run.notes}</p>`,
       edit && form(),
       problem && html`<p class="kr-desk-problem" role="alert">${problem}</p>`], root);

@@ -6,7 +6,7 @@ import { make } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
 import { ask, post } from "../common/studio.js";
 import { openDialog } from "../picking/dialog.js";
-import { stateWords, title } from "./run.js";
+import { nameOf, stateWords } from "./run.js";
 
 const KEY = "kl.notices";
 const PERIOD_MS = 5000;
@@ -31,9 +31,9 @@ function ring() {
   });
 }
 
-function tell({ name, label, state }) {
+function tell(run) {
   const { browser, sound } = wishes();
-  if (browser && "Notification" in window && Notification.permission === "granted") new Notification(`${label || title(name)}: ${stateWords(state).toLowerCase()}`, { tag: name });
+  if (browser && "Notification" in window && Notification.permission === "granted") new Notification(`${nameOf(run)}: ${stateWords(run.state).toLowerCase()}`, { tag: run.name });
   if (sound) ring();
 }
 

@@ -8,7 +8,7 @@ import { phrased, t, translated } from "../common/language.js";
 import { findAll, make, say } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { address, ask, Refused, repeat, withToken } from "../common/studio.js";
-import { bytes, duration, figure, grouped, moment, plural } from "../common/words.js";
+import { bytes, calledWords, duration, figure, grouped, moment, plural, runWords } from "../common/words.js";
 import { openTool } from "../tools/tools.js";
 import { Curve } from "./curve.js";
 import { Draw } from "./draw.js";
@@ -51,6 +51,8 @@ export function title(name) {
   return name.replace(/^\d{8}-\d{6}(_\d+)?-/, "");
 }
 
+export const nameOf = (run) => calledWords(run) || title(run.name);
+
 export function date(name, unix) {
   const found = name.match(/^(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)(\d\d)/);
   const when = found ? new Date(+found[1], found[2] - 1, +found[3], +found[4], +found[5], +found[6]) : unix ? new Date(unix * 1000) : null;
@@ -68,9 +70,9 @@ function noted(note) {
 const mending = ({ shown, text }) => (shown.length ? t`${phrased(shown.map(([label, before, after]) => t`${translated(label)}: ${shownText(before)} → ${shownText(after)}`))}. ${translated(text)}` : translated(text));
 
 // Of a run that waits, as desk.places tells it.
-export function waitWords({ held, not_before: time, after }) {
+export function waitWords({ held, not_before: time, after, after_called: called }) {
   if (held) return t`Held until it is released`;
-  const told = [after && t`after ${title(after)}`, 1000 * time > Date.now() && t`at ${moment(1000 * time)}`].filter(Boolean);
+  const told = [after && t`after ${runWords(after, called)}`, 1000 * time > Date.now() && t`at ${moment(1000 * time)}`].filter(Boolean);
   return told.length ? t`Starts ${phrased(told)}` : PHASES.queued;
 }
 
@@ -290,8 +292,8 @@ export class RunView {
       if (before === "running" || before === "queued") this.note("");
       if (this.options.turned) this.options.turned();
     }
-    say(this.heading, answer.label || title(answer.name));
-    say(this.when, `${answer.label ? `${title(answer.name)}, ` : ""}${date(answer.name, answer.started)}${answer.terminal ? t`, from a terminal` : ""}`);
+    say(this.heading, nameOf(answer));
+    say(this.when, `${calledWords(answer) ? `${title(answer.name)}, ` : ""}${date(answer.name, answer.started)}${answer.terminal ? t`, from a terminal` : ""}`);
     this.showDesk(answer);
     this.badge.dataset.state = answer.state;
     say(this.badge, stateWords(answer.state, answer.stopping));

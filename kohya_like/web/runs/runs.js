@@ -6,11 +6,11 @@ import { t } from "../common/language.js";
 import { make } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
 import { ask, repeat } from "../common/studio.js";
-import { figure, grouped } from "../common/words.js";
+import { calledWords, figure, grouped, tagWords } from "../common/words.js";
 import { goTo } from "../train/form.js";
 import { openSettings } from "../train/opening.js";
 import { foresee } from "../train/starting.js";
-import { date, RunView, stateWords, stopWords, title, waitWords } from "./run.js";
+import { date, nameOf, RunView, stateWords, stopWords, title, waitWords } from "./run.js";
 
 const ORDERS = {
   newest: [t`Newest first`, () => 0],
@@ -20,7 +20,6 @@ const ORDERS = {
   loss: [t`Lowest loss first`, (one, other) => (one.loss ?? Infinity) - (other.loss ?? Infinity)],
   steps: [t`Most steps first`, (one, other) => other.step - one.step],
 };
-const nameOf = ({ label, name }) => label || title(name);
 
 export function panel({ element, root, props, watch }) {
   const view = new RunView({
@@ -56,6 +55,7 @@ export function runs({ element, root }) {
   let words = []; // that a run must have to be listed
   let order = stored("kl.runs.order") in ORDERS ? stored("kl.runs.order") : "newest";
   let gone = ""; // what became of the run that was deleted
+  const use = (name, option = "") => openSettings({ run: name }, t`Opening the settings of ${title(name)} …`, { goTo: option });
   const view = new RunView({
     element,
     missing(why) {
@@ -64,7 +64,7 @@ export function runs({ element, root }) {
       look();
     },
     open: (name) => choose(name, true),
-    use: (name, option = "") => openSettings({ run: name }, t`Opening the settings of ${title(name)} …`, { goTo: option }),
+    use,
   });
   const tidy = async () => (await import("./tidy.js")).openTidy(() => look());
   const none = make("div", { class: "kr-empty", hidden: true }, make("p", { text: t`No runs yet. Start one in the Train tab; it appears here and stays, also when the studio is closed.` }),
@@ -103,6 +103,7 @@ export function runs({ element, root }) {
     sweeps ||= import("./sweep.js").then(({ makeSweeps }) => makeSweeps({
       open: (run) => choose(run, true),
       compare: (names) => compare(names, true),
+      use,
       chosen: (shown) => {
         if (swept === null) return;
         swept = shown;
@@ -142,17 +143,19 @@ export function runs({ element, root }) {
     draw();
   }
 
-  function row({ name, label, notes, starred, tags, step, steps, stop_step: stop, loss, started, state, stopping, queue }) {
-    const about = [name, label, notes, starred ? t`starred ★` : "", ...tags];
+  function row(run) {
+    const { name, notes, starred, step, steps, stop_step: stop, loss, started, state, stopping, queue } = run;
+    const tags = run.tags.map(tagWords);
+    const about = [name, calledWords(run), notes, starred ? t`starred ★` : "", ...run.tags, ...tags];
     const told = stateWords(state, stopping);
     const counts = [steps ? `${grouped(step)}\u00a0/\u00a0${grouped(steps)}` : "", stop ? stopWords(stop) : "", loss === null ? "" : t`loss\u00a0${figure(loss, 3)}`].filter(Boolean).join(" · ");
     const waits = queue ? [t`Number ${queue.place + 1} in the queue`, waitWords(queue)] : [];
-    const inside = html`<span class="kr-row-text"><span class="kr-row-name">${nameOf({ label, name })}${starred ? html` <span role="img" aria-label=${t`starred`}>★</span>` : ""}</span><span class="kr-row-about">${[date(name, started), ...waits, counts, tags.join(", ")].filter(Boolean).join("\n")}</span></span>
+    const inside = html`<span class="kr-row-text"><span class="kr-row-name">${nameOf(run)}${starred ? html` <span role="img" aria-label=${t`starred`}>★</span>` : ""}</span><span class="kr-row-about">${[date(name, started), ...waits, counts, tags.join(", ")].filter(Boolean).join("\n")}</span></span>
         <span class="kr-badge" data-state=${state}>${told}</span>`;
     return html`<li key=${name} hidden=${!words.every((word) => `${about.join(" ")} ${told}`.toLowerCase().includes(word))}>
       ${compared
         ? html`<label key="tick" class="kr-row"><input type="checkbox" checked=${compared.includes(name)} onChange=${tick(name)} />${inside}</label>`
-        : html`<button key="row" type="button" class="kr-row" aria-current=${String(name === chosen)} onClick=${() => choose(name, true)}>${inside}</button>`}</li>`;
+        : html`<button key="row" type="button" class="kr-row" aria-current=${String(name === chosen && swept === null)} onClick=${() => choose(name, true)}>${inside}</button>`}</li>`;
   }
 
   function draw() {

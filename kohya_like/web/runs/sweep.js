@@ -1,15 +1,15 @@
 // Sweeps: which values were tried, how each run does, and which goes on. Fetched when somebody looks at one.
 
 import { html, render } from "../common/html.js";
-import { t, translated } from "../common/language.js";
+import { joined, t, translated } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { post, repeat } from "../common/studio.js";
-import { figure, grouped, plural } from "../common/words.js";
-import { triedWords } from "../train/sweep.js";
+import { figure, grouped, plural, triedWords } from "../common/words.js";
 import { stateWords, title } from "./run.js";
 
-// open(name) shows one run instead, compare(names) several beside one another, chosen(name) hears which sweep is shown.
-export function makeSweeps({ open, compare, chosen }) {
+// open(name) shows one run instead, compare(names) several beside one another, use(name) fills the form with the settings of one, chosen(name)
+// hears which sweep is shown.
+export function makeSweeps({ open, compare, use, chosen }) {
   let names = [];
   let name = "";
   let known = null;
@@ -49,15 +49,17 @@ export function makeSweeps({ open, compare, chosen }) {
   function buttons() {
     const runs = known.runs.filter(({ run }) => run);
     const others = runs.filter(({ won }) => !won);
+    const best = runs.find(({ won }) => won);
     const drop = () => {
       if (sure) return order("discard", ({ runs: gone }) => t`Moved to the trash: ${plural(gone.length, "run", "runs")}. Disk and trash puts them back.`);
       sure = true;
       draw();
     };
     return html`<div class="kr-actions">
+      <button type="button" class="kr-button kr-primary" hidden=${!best} onClick=${() => use(best.run)}>${t`Use the winner's settings`}</button>
       <button type="button" class="kr-button" hidden=${runs.length < 2} onClick=${() => compare(runs.map(({ run }) => run))}>${t`Compare these runs`}</button>
       <button type="button" class="kr-button" hidden=${known.is_ended} onClick=${() => order("end", () => t`Nothing more is started; what is at work saves and ends.`)}>${t`End the sweep`}</button>
-      <button type="button" class=${sure ? "kr-button kr-danger" : "kr-button"} hidden=${!known.runs.some(({ won }) => won) || !others.length} onClick=${drop}>${sure ? t`Move ${plural(others.length, "run", "runs")} to the trash` : t`Delete the others`}</button></div>`;
+      <button type="button" class=${sure ? "kr-button kr-danger" : "kr-button"} hidden=${!best || !others.length} onClick=${drop}>${sure ? t`Move ${plural(others.length, "run", "runs")} to the trash` : t`Delete the others`}</button></div>`;
   }
 
   function draw() {
@@ -65,8 +67,9 @@ export function makeSweeps({ open, compare, chosen }) {
     const pick = (event) => show(event.currentTarget.value);
     const picker = names.length > 1 && html`<label class="kr-name" for="kl-sweep-choice">${t`Sweep`}</label>
       <select id="kl-sweep-choice" class="kr-filter" value=${name} onChange=${pick}>${names.map((each) => html`<option key=${each} value=${each}>${title(each)}</option>`)}</select>`;
+    const won = known && known.runs.find((each) => each.won);
     const none = html`<p class="kr-empty">${t`No sweeps yet. Sweep in the Train tab tries several values of a setting.`}</p>`;
-    render(known ? [picker, known.verdict && html`<p class="kr-caption">${translated(known.verdict)}</p>`, known.notes.map((note) => html`<p class="kr-note">${translated(note)}</p>`),
+    render(known ? [picker, known.verdict && html`<p class="kr-caption">${joined([won && !won.own && t`${triedWords(won)} wins.`, translated(known.verdict)])}</p>`, known.notes.map((note) => html`<p class="kr-note">${translated(note)}</p>`),
       html`<p class="kr-note">${t`Mean loss on the held-out images, the same for all; the lowest of each step is bold.`}</p>`, table(), buttons()] : names.length ? null : none, box);
   }
 

@@ -1,18 +1,13 @@
 // Sweep: several values of some settings are tried, and the steps go to those that do best. Starts runs; their table is in the Runs tab.
 
 import { makeSweep } from "../common/address.js";
-import { listed, t, translated } from "../common/language.js";
+import { t, translated } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { post } from "../common/studio.js";
+import { triedWords } from "../common/words.js";
 import { onChange, values } from "./settings.js";
 
 const TYPING_SECONDS = 0.6;
-
-// What a run of a sweep tries.
-export function triedWords({ tried, own }) {
-  const said = listed(tried.map(([label, value]) => `${translated(label)} ${translated(value)}`));
-  return own ? t`${said} (as in the form)` : said;
-}
 
 const FIRST = "learning_rate";
 

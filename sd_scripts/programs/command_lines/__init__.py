@@ -34,7 +34,7 @@ class Command:
     """One start of a Python script."""
 
     script: str
-    """Its path, as it is written."""
+    """Its path, as it is written; of a module (-m) that of its file."""
     options: Mapping[str, object]
     """What follows it, by name without dashes: a text, a list of texts, or True for a flag alone."""
     launcher: Mapping[str, object] = field(default_factory=dict)
@@ -133,5 +133,6 @@ def _command(words: list[str]) -> Command | None:
     before = words[:place]
     start = next((index for index, word in enumerate(before) if re.split(r"[/\\]", word)[-1].lower() in _LAUNCHERS), None)
     launcher = options_of(before[start + 1 :])[0] if start is not None else {}
-    command = Command(words[place], options, launcher, loose)
+    script = words[place] if words[place].endswith(".py") else f"{words[place].replace('.', '/')}.py"
+    command = Command(script, options, launcher, loose)
     return command if options or command.settings else None

@@ -25,9 +25,10 @@ _UNRESOLVED = re.compile(
     r"|<[^<>]*(?:\s|path|your|dir|name|file|model|number)[^<>]*>",
     re.IGNORECASE,
 )
-_WITH_SETTINGS = re.compile(
-    r"^[ \t]*(?:\w+=\S+[ \t]+)*(?:python[\d.]*|accelerate|deepspeed|torchrun)[ \t].*\.(?:ya?ml|toml|json)\b", re.MULTILINE
-)
+_START = r"^[ \t]*(?:\w+=\S+[ \t]+)*(?:python[\d.]*|accelerate|deepspeed|torchrun)[ \t]"
+_SCRIPT = re.compile(rf"\w\.py\b|{_START}(?:.*[ \t])?-m[ \t]+\w", re.MULTILINE)
+_OPTION = re.compile(r"(?:^|[\s\"'(])--[A-Za-z]")
+_WITH_SETTINGS = re.compile(rf"{_START}.*\.(?:ya?ml|toml|json)\b", re.MULTILINE)
 
 
 @dataclass
@@ -78,9 +79,10 @@ def unresolved(value: object) -> str | None:
 
 
 def looks_like(text: str) -> bool:
-    """Whether a text may hold a command line: a Python script and options with two dashes, or a start of Python with a file of settings."""
-    has_options = re.search(r"(^|\s|[\"'(])--[A-Za-z]\w*", text) is not None
-    return (re.search(r"\b\w+\.py\b", text) is not None and has_options) or _WITH_SETTINGS.search(text) is not None
+    """Whether a text may hold a command line: a Python script or module and options with two dashes, or a start of Python with a file of
+    settings. kohya_like/web/train/pasted.js asks the same of what is pasted."""
+    has_options = _SCRIPT.search(text) is not None and _OPTION.search(text) is not None
+    return has_options or _WITH_SETTINGS.search(text) is not None
 
 
 def computed(text: str) -> str | None:
