@@ -145,7 +145,7 @@ class TrainTab:
             job = self.context.supervisor.start(options.script, options, resume=outlook.run)
         except OptionError as err:
             return refusal(err), None
-        return answer(f"{outlook.text} {_begun(job)}", problems=[], output=None, seen=True), job
+        return answer(f"{outlook.text} {_begun(job)}", problems=[], output=None, report=None, imported=None, seen=True), job
 
     def _under_way(self, run: Path) -> str:
         job = self.context.supervisor.find(run.name)
@@ -267,6 +267,8 @@ class TrainTab:
             "rows": rows,
             "missing": missing,
             "conflicts": found.conflicts,
+            "further": name.lower().endswith(".safetensors") and "network_weights" in form.shown_fields(found.run),
+            "path": str(opened.path or ""),
         }
         return answer(f"Read {name}", problems=[], fill=fill, imported=report, seen=True)
 

@@ -86,7 +86,7 @@ class NetworkOptions(Section):
     """Learning rates by name, as expression=rate (for example `single_transformer_blocks\\.=1e-5`); the first expression found in a layer's
     name decides. 0 freezes the layer."""
     network_weights: Annotated[str | None, Show(kind="file")] = None
-    """A LoRA file to start from (kohya or diffusers names); None starts from an adapter that changes nothing."""
+    """A LoRA file to continue training from (kohya or diffusers names); None starts from an adapter that changes nothing."""
     dim_from_weights: Annotated[bool, Show(needs="network_weights")] = False
     """Take ranks, alphas and targets from network_weights instead of from the options above."""
     scale_weight_norms: Annotated[Positive | None, Show(needs="network_type=lora")] = None

@@ -86,13 +86,16 @@ window.sight ||= (() => {
   }
 
   const seen = (place) => [...document.querySelectorAll(BUTTONS)].filter((node) => isSeen(node) && (!place || node.closest(place)));
-  // No heading without words, nothing of gradio's over a part, nothing wider than the window, no small image that is blurred.
+  // No heading without words, nothing of gradio's over a part, nothing wider than the window or cut off at its edge, no small image that is blurred.
   function flaws() {
     const empty = [...document.querySelectorAll("h1, h2, h3, h4")].filter((node) => isSeen(node) && !node.textContent.trim());
     const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+    // What is cut off there makes nothing wider.
+    const cut = [...document.querySelectorAll(".kl-card, .kr-run, .kl-dialog")].filter((node) => isSeen(node) && boxOf(node).right > innerWidth + 1);
     const said = empty.map((node) => `an empty heading: ${node.outerHTML.slice(0, 80)}`);
     const over = [...document.querySelectorAll(".block > [data-testid=status-tracker]")].filter((node) => getComputedStyle(node).display !== "none");
     if (over.length) said.push(`${over.length} parts have a counter of seconds over them`);
+    said.push(...cut.map((node) => `${node.className} ends ${Math.round(boxOf(node).right - innerWidth)} px right of the window`));
     return [...said, ...(wide > 0 ? [`the page is ${wide} px wider than the window`] : []), ...blurred()];
   }
   return {

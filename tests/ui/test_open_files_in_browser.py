@@ -15,6 +15,7 @@ from playwright.sync_api import Page, Route, expect
 
 from sd_scripts.runs.events import RunFinished
 from tests.ui.conftest import hearing
+from tests.ui.on_screen import Eyes
 from tests.ui.runs_on_disk import made, options
 from tests.ui.test_tools import lora
 
@@ -81,6 +82,21 @@ def test_a_kohya_configuration_that_is_dropped_fills_the_form_and_is_reported(st
     assert visited.axe() == []
 
 
+def test_the_report_of_a_file_is_in_the_window_at_every_width(studio: Any, visit: Callable[..., Any]) -> None:
+    page = visit(studio.url, width=1280, height=720).page
+    drop(page, "dog.json", json.dumps({**KOHYA, "pretrained_model_name_or_path": "/models/sdxl/sd_xl_base_1.0.safetensors"}).encode())
+    expect(page.locator(".kl-import")).to_be_focused()
+    for width in (390, 680, 780, 1000):
+        page.set_viewport_size({"width": width, "height": 720})
+        assert Eyes(page).flaws() == [], width
+    # A long value without a space leaves room for what became of it.
+    page.set_viewport_size({"width": 1440, "height": 900})
+    drop(page, "dog.json", json.dumps({**KOHYA, "output_name": "x" * 150}).encode())
+    told = page.locator(".kl-import tr", has_text="xxxx").locator("td")
+    expect(told).to_be_visible()
+    assert told.bounding_box()["width"] > 150
+
+
 @pytest.mark.parametrize(("width", "height"), [(1280, 720), (390, 844)])
 def test_whose_file_it_is_is_asked_with_buttons_and_its_data_are_put_into_the_form(
     width: int, height: int, studio: Any, visit: Callable[..., Any]
@@ -127,6 +143,10 @@ def test_of_a_lora_file_only_the_header_leaves_the_browser(studio: Any, visit: C
     assert sizes and max(sizes) < 300_000
     page.locator(".kl-missing").get_by_role("button", name="train_data_dir").click()
     expect(page.locator("#kl-train_data_dir")).to_be_focused()
+    # Where it lies the browser does not tell.
+    page.get_by_role("button", name="Continue training this LoRA").click()
+    expect(page.locator("#kl-network_weights")).to_be_focused()
+    expect(page.locator("#kl-network_weights")).to_have_value("")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
@@ -136,6 +156,9 @@ def test_a_lora_is_also_opened_by_its_path_and_a_damaged_one_refused(studio: Any
     where.fill(str(lora(tmp_path / "dog.safetensors")))
     where.press("Enter")
     expect(page.locator("#kl-network_dim")).to_have_value("4")
+    page.get_by_role("button", name="Continue training this LoRA").click()
+    expect(page.locator("#kl-network_weights")).to_have_value(str(tmp_path / "dog.safetensors"))
+    assert Eyes(page).faults("#kl-network_weights") == []
     for name, data in (("long.safetensors", b"\xff" * 64), ("short.safetensors", b"\x10"), ("odd.json", b"{]"), ("x.ckpt", b"PK\x03\x04")):
         drop(page, name, data)
         expect(page.locator(".kl-problems")).to_contain_text(name)

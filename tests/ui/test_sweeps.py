@@ -285,7 +285,7 @@ def test_a_sweep_is_planned_beside_the_form_and_its_table_leads_to_its_runs(
     expect(page.locator(".kr-compare .kr-caption")).to_have_text(
         re.compile(
             r"Lernrate 0\.001 gewinnt\. Der zurückgehaltene Loss ist 0\.\d+; "
-            r"bei Schritt \d+ ist er um [\d.]+ ± [\d.]+, 95 % niedriger als der des Formulars\."
+            r"bei Schritt \d+ ist er um [\d.]+ ± [\d.e-]+, 95 % niedriger als der des Formulars\."
         )
     )
     for told in ("Lernrate 0.001", "(wie im Formular)", f"Reihenversuch {name}"):

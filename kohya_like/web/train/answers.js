@@ -77,8 +77,8 @@ export function answers({ root, props, watch }) {
     if (value.fill) fill(value.fill.run, value.fill.adds ? { ...values().values, ...value.fill.texts } : value.fill.texts);
     listProblems(value.problems || []);
     showQuestion(owner, value.ask);
-    // The report is about what stands in the form; another file takes it away.
-    if (value.fill) showImport(imported, value.imported);
+    // The report is about what stands in the form; another file takes it away, and a start.
+    if (value.fill || value.imported === null) showImport(imported, value.imported);
     if (value.output) showOutput(output, value.output);
     if (value.output) printed = now();
     if (value.output && value.download) download(value.output.name, new Blob([value.output.toml], { type: "text/plain" }));

@@ -4,10 +4,10 @@ import { makeBrowse } from "../common/field.js";
 import { t, translated } from "../common/language.js";
 import { copier, make, rich } from "../common/page.js";
 import { plural } from "../common/words.js";
-import { addImages, goTo } from "./form.js";
+import { addImages, fill, goTo } from "./form.js";
 import { openAs, openSettings } from "./opening.js";
 import { nameOfPasted } from "./pasted.js";
-import { fieldsOf, run } from "./settings.js";
+import { fieldsOf, run, values } from "./settings.js";
 
 const MAX_TEXT_BYTES = 1 << 20;
 const MAX_HEADER_BYTES = 16 << 20;
@@ -131,12 +131,13 @@ function warn(conflicts) {
   banner.scrollIntoView({ block: "nearest" });
 }
 
-// imported: {name, origin, label, rows: [{key, value, verdict, text}], missing: [{option, message}], conflicts: [text]}
+// imported: {name, origin, label, rows: [{key, value, verdict, text}], missing: [{option, message}], conflicts: [text], further: whether it is
+// a LoRA that can be trained further, path: where it lies, "" for a file of the browser's}
 export function showImport(box, imported) {
   box.hidden = !imported;
   if (!imported) warn([]);
   if (!imported) return;
-  const { name, origin, label, rows, missing, conflicts } = imported;
+  const { name, origin, label, rows, missing, conflicts, further, path } = imported;
   const count = (verdict) => rows.filter((row) => row.verdict === verdict).length;
   const search = make("input", { type: "search", "aria-label": t`Search what was read`, placeholder: t`Search what was read`, autocomplete: "off" });
   const status = make("p", { class: "kl-status", role: "status" });
@@ -167,10 +168,15 @@ export function showImport(box, imported) {
     ? make("button", { type: "button", class: "kl-link", text: translated(message), onclick: () => goTo(option) }) : make("span", { text: translated(message) })));
   const all = () => [`${name}: ${origin}, ${label}`, ...missing.map(({ message }) => `missing\t${message}`),
     ...shown().map((row) => [row.verdict, row.key, row.value, row.text].join("\t"))].join("\n");
+  const goOn = make("button", { type: "button", class: "kl-button", text: t`Continue training this LoRA`, onclick: () => {
+    if (path) fill(run, { ...values().values, network_weights: path });
+    goTo("network_weights");
+  } });
   const close = make("button", { type: "button", class: "kl-quiet", text: t`Close`, "aria-label": t`Close the import report`, onclick: () => { box.hidden = true; document.getElementById("kl-load").focus(); } });
   box.replaceChildren(...[
     make("div", { class: "kl-row kl-between" }, make("h2", { id: "kl-imported", text: t`What became of ${name}` }), make("div", {}, copier(all, t`Copy the report`), close)),
     make("p", { class: "kl-note", text: `${translated(origin)}${origin.includes(label) ? "" : `, ${label}`}. ${t`Entries read: ${rows.length}.`}` }),
+    further ? make("div", { class: "kl-row" }, goOn) : null,
     missing.length ? make("h3", { text: t`Missing, to be filled in by you` }) : null,
     missing.length ? make("ul", { class: "kl-missing" }, ...wanting) : null,
     make("div", { class: "kl-row" }, ...buttons, search), status,
