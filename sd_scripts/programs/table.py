@@ -452,7 +452,7 @@ _SAME = BY_NAME | {
     for ours, others in {
         "AdamW": "adam pagedadamw pagedadamw32bit adamw_optimi adamw_bf16 optimi-adamw bnb-adamw bnb-adamw-paged torch-adamw",
         "AdamW8bit": "adamw_8bit adam_8bit adam8bit adamw8 adam8 bnb-adamw8bit adamw8bitkahan ao-adamw8bit",
-        "PagedAdamW8bit": "bnb-adamw8bit-paged",
+        "PagedAdamW8bit": "bnb-adamw8bit-paged pagedadam8bit",
         "Lion": "optimi-lion bnb-lion",
         "Lion8bit": "lion_8bit pagedlion8bit bnb-lion8bit bnb-lion8bit-paged",
         "ScheduleFreeAdamW": "schedule_free_adamw",

@@ -238,7 +238,7 @@ def test_a_trainer_that_nobody_knows_is_told_and_its_file_read_as_the_first_one(
 
 def test_devices_of_prediction_are_kept_for_who_predicts() -> None:
     found = configuration.translate(SEED_KEYS)
-    assert found.predict == {"transformer_device": "cuda:7", "vae_device": "cuda:5", "text_encoder_device": "cuda:6"}
+    assert configuration.predict_devices(found) == {"transformer_device": "cuda:7", "vae_device": "cuda:5", "text_encoder_device": "cuda:6"}
 
 
 @pytest.mark.parametrize(

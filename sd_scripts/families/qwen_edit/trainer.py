@@ -608,7 +608,7 @@ def _config(given: object) -> configuration.Config | QwenImageNetwork:
 
 
 def _checked(config: configuration.Config) -> configuration.Config:
-    configuration.fill(config, configuration.run_of(config, QwenImageNetwork)[0])
+    configuration.complete(config, configuration.run_of(config, QwenImageNetwork)[0])
     return config
 
 

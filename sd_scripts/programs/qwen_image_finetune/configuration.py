@@ -17,10 +17,10 @@ from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.outside import yaml_of
 from sd_scripts.schema.runs import RunOptions
 
-from ..table import kind_of_run
-from .keys import PLAIN, SEED_KEYS, KeyReader
-from .models import DEFAULT, MODELS, PROGRAM, name_of
-from .rules import GROUPS, RULES
+from ..table import ForeignSheet, fill, kind_of_run
+from .keys import DEFAULTS, PLAIN, PREDICT, SEED_KEYS
+from .models import BASES, DEFAULT, MODELS, PROGRAM, name_of
+from .rules import TABLE
 
 Options = TypeVar("Options", bound=RunOptions)
 
@@ -76,7 +76,7 @@ def looks_like(given: Mapping[str, object]) -> bool:
     return sum(isinstance(given.get(name), Mapping) for name in SECTIONS) >= 2
 
 
-def translate(given: Mapping[str, Any], file: str = "the configuration") -> KeyReader:
+def translate(given: Mapping[str, Any], file: str = "the configuration") -> ForeignSheet:
     """What every key of a configuration becomes. Raises OptionError for references to keys that are not there, and for a model that is not
     trained here; a trainer that nobody knows has a row."""
     name = name_of(given)
@@ -86,11 +86,25 @@ def translate(given: Mapping[str, Any], file: str = "the configuration") -> KeyR
     for key, value in values.items():
         values[key] = _resolved(value, values, problems)
     refuse(problems)
-    reader = KeyReader(run, values, model, RULES, GROUPS)
-    for key in values:
-        reader.key(key)
-    reader.assume_rest()
-    return reader
+    sheet = ForeignSheet(PROGRAM, run, values, model)
+    fill(sheet, TABLE)
+    base = BASES.get(run.family)
+    layers = {} if values.get("model.lora.target_modules") else model.layers
+    for option, value in {**DEFAULTS, **layers, **({"pretrained_model_name_or_path": base} if base else {})}.items():
+        if not sheet.decided(option):
+            sheet.assume(option, value, PROGRAM)
+    return sheet
+
+
+def refusals(sheet: ForeignSheet) -> list[str]:
+    """What of a configuration will not happen, as sentences."""
+    return [f"{row.key}: {row.text}" for row in sheet.rows.values() if row.verdict in ("not supported", "unknown")]
+
+
+def predict_devices(sheet: ForeignSheet) -> dict[str, str]:
+    """Devices of prediction by option: none of a run, but kept for who predicts."""
+    told = {option: sheet.first(*(f"predict.devices.{name}" for name in names)) for option, names in PREDICT.items()}
+    return {option: str(device) for option, device in told.items() if device is not None}
 
 
 def run_of(given: Mapping[str, Any], run: type[Options]) -> tuple[Options, dict[str, str]]:
@@ -101,7 +115,7 @@ def run_of(given: Mapping[str, Any], run: type[Options]) -> tuple[Options, dict[
     found = translate(given)
     if found.run is not run:
         raise OptionError(Problem("trainer", f"trainer: {given['trainer']} is {found.run.label}, but this is {run.label}"))
-    refused = [Problem("", text) for text in found.refused]
+    refused = [Problem("", text) for text in refusals(found)]
     named = found.values.get("train_data_dir") is not None
     try:
         options = flat.build(run, found.values if named else {**found.values, "train_data_dir": NO_IMAGES})
@@ -109,10 +123,10 @@ def run_of(given: Mapping[str, Any], run: type[Options]) -> tuple[Options, dict[
         raise OptionError([*refused, *err.problems]) from err
     if refused:
         raise OptionError(refused)
-    return options, {name: str(device) for name, device in found.predict.items()}
+    return options, predict_devices(found)
 
 
-def fill(config: Config, options: RunOptions) -> None:
+def complete(config: Config, options: RunOptions) -> None:
     """Writes into a configuration what it leaves to that program, and resolves its references."""
     plain = flat.flatten(options)
     everything = translate(config).given

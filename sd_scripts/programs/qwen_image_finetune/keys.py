@@ -1,81 +1,7 @@
-"""The keys of such a configuration: those with an option of the same meaning, those that nothing is lost without, and how a
-key finds its rule. The rules are in rules.py."""
+"""Keys of such a configuration that have an option of the same meaning, those that nothing is lost without, and its defaults. What others
+become stands in rules.py."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-
-from sd_scripts.schema import flat
-from sd_scripts.schema.runs import RunOptions
-from sd_scripts.schema.sheet import Sheet
-
-from ..table import NamedModel
-from .models import BASES, PROGRAM
-
-Rule = Callable[["KeyReader", str, object], None]
-
-
-class KeyReader(Sheet):
-    """One configuration, its values by dotted key with references resolved, as the kind of run that it is for."""
-
-    def __init__(
-        self, run: type[RunOptions], given: Mapping[str, object], model: NamedModel, rules: Mapping[str, Rule], groups: Mapping[str, Rule]
-    ) -> None:
-        super().__init__(run, given)
-        self._rules, self._groups, self.model = rules, groups, model
-        self.seed_era = any(self.given.get(key) is not None for key in SEED_KEYS)
-        """Whether the file is of the first schema."""
-        self.predict: dict[str, object] = {}
-        """Options of prediction that the file names besides."""
-        self.refused: list[str] = []
-        """What will not happen, as sentences."""
-
-    def key(self, key: str) -> None:
-        """Writes the row of one key."""
-        value = self.given[key]
-        if key in ("model.lora.r", "model.lora.lora_alpha") and self.given.get("model.rank") is not None:
-            self.skip(key, "model.rank is used in its place")
-        elif key in PLAIN and not (value is None or value == ""):
-            self.take(key, PLAIN[key], value)
-        elif key in PLAIN:
-            self.skip(key, "it is empty")
-        elif key in NOT_NEEDED:
-            self.skip(key, NOT_NEEDED[key])
-        elif key in self._rules:
-            self._rules[key](self, key, value)
-        elif (group := next((prefix for prefix in self._groups if key.startswith(prefix)), None)) is not None:
-            self._groups[group](self, key, value)
-        else:
-            near = flat.nearest(key, [*PLAIN, *self._rules, *NOT_NEEDED])
-            text = f"it is not a key of {PROGRAM} that this version knows.{near}"
-            self.write(key, "unknown", text)
-            self.refused.append(f"{key}: {text}")
-
-    def refuse(self, key: str, text: str) -> None:
-        """See Sheet."""
-        super().refuse(key, text)
-        self.refused.append(f"{key}: {text}")
-
-    def take(self, key: str, option: str, value: object, note: str = "") -> None:
-        """See Sheet."""
-        if option in ENCODERS_DEVICES and option not in self.known:
-            self.skip(key, "encoders come to the GPU one after the other, and leave it once their outputs are cached")
-        else:
-            super().take(key, option, value, note)
-
-    def also(self, key: str, option: str, value: object) -> None:
-        """A second option of the same key, where the run has it."""
-        if option in self.known:
-            self.put(option, value, key)
-
-    def assume_rest(self) -> None:
-        """What the file leaves to that program."""
-        base = BASES.get(self.run.family)
-        layers = {} if self.given.get("model.lora.target_modules") else self.model.layers
-        for option, value in {**DEFAULTS, **layers, **({"pretrained_model_name_or_path": base} if base else {})}.items():
-            if not self.decided(option):
-                self.assume(option, value, PROGRAM)
-
 
 SEED_KEYS = (
     "model.rank",
@@ -86,6 +12,7 @@ SEED_KEYS = (
     "data.init_args.cache_drop_rate",
     "logging.logging_dir",
 )
+"""Keys that say of a file that it is of the first schema."""
 
 PLAIN = {
     "model.lora.r": "network_dim",
@@ -116,6 +43,9 @@ PLAIN = {
 
 ENCODERS_DEVICES = ("vae_device", "text_encoder_device")
 """Options that not all kinds of run have: where encoders compute."""
+
+PREDICT = {"transformer_device": ("transformer", "dit"), "vae_device": ("vae", "vae_encoder"), "text_encoder_device": ("text_encoder",)}
+"""Options of prediction, with its names of their devices."""
 
 DEFAULTS: dict[str, object] = {
     "network_dim": 16,
