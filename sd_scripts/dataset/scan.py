@@ -42,7 +42,6 @@ def read_dataset(
     options: DatasetOptions,
     cache_dir: Path,
     progress: Progress | None = None,
-    num_threads: int | None = None,
     *,
     controls: Controls | None = None,
 ) -> Dataset:
@@ -56,7 +55,7 @@ def read_dataset(
     """
     dataset = scan(subsets_of(options, cache_dir), cache_dir, progress, controls)
     check_masks(dataset.subsets, dataset.images)
-    dataset = verify(dataset, cache_dir, progress, num_threads)
+    dataset = verify(dataset, cache_dir, progress)
     if dataset.bad and options.on_bad_image == "stop":
         raise bad_images_error(dataset.bad)
     if dataset.bad:

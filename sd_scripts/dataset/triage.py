@@ -92,7 +92,8 @@ def blur_of(grey: Grey) -> float:
     return max(_blur_along(grey), _blur_along(grey.T))
 
 
-def _blur_along(grey: Grey, width: int = 11) -> float:
+def _blur_along(grey: Grey) -> float:
+    width = 11
     if grey.shape[0] < 2 * width:
         return 0.0  # too small to tell
     padded = np.pad(grey, ((width // 2, width // 2), (0, 0)), mode="edge")

@@ -327,12 +327,12 @@ def to(option: str, note: str = "", convert: Callable[[object], object] | None =
     return rule if convert is not None else TwoWay(rule, option, lambda value: value)
 
 
-def more_than_zero(option: str, note: str = "") -> Rule:
+def more_than_zero(option: str) -> Rule:
     """As `to`, where 0, or a switch that is off, is the same as nothing."""
 
     @unless_off
     def rule(sheet: ForeignSheet, key: str) -> None:
-        to(option, note)(sheet, key)
+        to(option)(sheet, key)
 
     return TwoWay(rule, option, lambda value: value)
 
@@ -359,12 +359,12 @@ def folder_here() -> Rule:
     return TwoWay(rule, _OF_RUN["image_dir"], lambda value: value)
 
 
-def switched_here(option: str, note: str = "") -> Rule:
+def switched_here(option: str) -> Rule:
     """A switch of the data set that the key stands in; off says nothing."""
 
     @unless_off
     def rule(sheet: ForeignSheet, key: str) -> None:
-        sheet.set_here(key, option, switch(sheet.value(key)) if switch(sheet.value(key)) is not None else sheet.value(key), note)
+        sheet.set_here(key, option, switch(sheet.value(key)) if switch(sheet.value(key)) is not None else sheet.value(key))
 
     return TwoWay(rule, option, lambda value: value)
 
@@ -568,7 +568,7 @@ def quantized(sheet: ForeignSheet, key: str, bits: str, option: str = "transform
         sheet.lose(key, f"there are no such weights here ({bits}); {option} = {nearest} was put, the nearest")
 
 
-def assume_layers(sheet: ForeignSheet, beyond: str = "") -> None:
+def assume_layers(sheet: ForeignSheet) -> None:
     """Gives an adapter the layers that the program gives it where the file says nothing of them; what cannot be is said above the form.
     Expressions of what is left out join those of the file."""
     if sheet.run.method != "network" or sheet.decided("target_modules"):
@@ -579,7 +579,7 @@ def assume_layers(sheet: ForeignSheet, beyond: str = "") -> None:
             sheet.put(option, value, option)
         if option in sheet.known and (option == "exclude_modules" or not sheet.decided(option)):
             sheet.assume(option, value, sheet.program)
-    if beyond := beyond or sheet.model.beyond:
+    if beyond := sheet.model.beyond:
         sheet.conflicts.append(f"{beyond} have an adapter in {sheet.program} as well; here an adapter has layers of the blocks alone")
 
 

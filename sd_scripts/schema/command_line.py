@@ -152,18 +152,18 @@ def _question(more: Mapping[str, Any]) -> Question | None:
     return Question(card_size(more["fit"]), more["json"]) if more["estimate"] or more["fit"] is not None else None
 
 
-def parse_tool(tool: type[O], argv: Sequence[str], under: Mapping[str, Any] | None = None, over: Mapping[str, Any] | None = None) -> O:
-    """The options of a tool from its command line, as `parse_cli` does it for a run; what is given without effect is said at once.
-
-    under: values in place of defaults. over: values that count more than what is given.
-    """
-    return parse_question(tool, argv, under, over)[0]
+def parse_tool(tool: type[O], argv: Sequence[str]) -> O:
+    """The options of a tool from its command line, as `parse_cli` does it for a run; what is given without effect is said at once."""
+    return parse_question(tool, argv)[0]
 
 
 def parse_question(
     tool: type[O], argv: Sequence[str], under: Mapping[str, Any] | None = None, over: Mapping[str, Any] | None = None
 ) -> tuple[O, Question | None]:
-    """As parse_tool, with what is asked about memory where the tool `estimates`; None where the work is to be done."""
+    """As parse_tool, with what is asked about memory where the tool `estimates`; None where the work is to be done.
+
+    under: values in place of defaults. over: values that count more than what is given.
+    """
     options, _, notes, more = _parse(tool, argv, under, over)
     sys.stderr.write("".join(f"{note}\n" for note in notes))
     return options, _question(more) if tool.estimates else None

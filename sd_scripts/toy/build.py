@@ -348,7 +348,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def score_base(folder: Path, family: str, num: int = 200, seed: int = 1) -> dict[str, object]:
+def score_base(folder: Path, family: str, num: int) -> dict[str, object]:
     """How well a stored base obeys, over num prompts of each kind at all sizes; star, and teal where it is new, should be near 0."""
     from .render import render_with
     from .sharing import load_pipeline
@@ -356,14 +356,14 @@ def score_base(folder: Path, family: str, num: int = 200, seed: int = 1) -> dict
     kinds: list[measure.Kind] = ["old", "held_out", "star"]
     if not set(worlds.NEW_COLORS) <= set(worlds.colors_of(family)):
         kinds.append("teal")
-    return scores_of(render_with(load_pipeline(folder)), family, kinds, num, seed)
+    return scores_of(render_with(load_pipeline(folder)), family, kinds, num)
 
 
-def scores_of(render: measure.Render, family: str, kinds: Sequence[measure.Kind], num: int, seed: int = 1) -> dict[str, object]:
+def scores_of(render: measure.Render, family: str, kinds: Sequence[measure.Kind], num: int) -> dict[str, object]:
     """How well what is behind render obeys num prompts of each of these kinds."""
     colors = worlds.colors_of(family)
     sizes = worlds.sizes_of(family)
-    scores = {kind: measure.obedience(render, measure.prompts(kind, num, seed, colors), sizes) for kind in kinds}
+    scores = {kind: measure.obedience(render, measure.prompts(kind, num, 1, colors), sizes) for kind in kinds}
     for kind, result in scores.items():
         logger.info("%s: %s", kind, result)
     return {kind: asdict(result) for kind, result in scores.items()}
@@ -379,14 +379,14 @@ def _teacher_scores(teacher: ZImagePipeline, plan: BuildPlan) -> dict[str, objec
     }
 
 
-def score_editing_base(folder: Path, family: str, num: int = 200, seed: int = 1) -> dict[str, object]:
+def score_editing_base(folder: Path, family: str, num: int) -> dict[str, object]:
     """How well a stored editing base obeys, over num edits of each kind at all sizes, half of them held out; border should be near 0."""
     render, sizes = _render_edits(folder, family), worlds.sizes_of(family)
     scores: dict[str, object] = {}
     for kind in edits.KINDS:
         held = num // 2
-        trained = measure.edit_obedience(render, measure.edit_tasks(kind, num - held, seed, sizes=sizes))
-        unseen = measure.edit_obedience(render, measure.edit_tasks(kind, held, seed, held_out=True, sizes=sizes))
+        trained = measure.edit_obedience(render, measure.edit_tasks(kind, num - held, 1, sizes=sizes))
+        unseen = measure.edit_obedience(render, measure.edit_tasks(kind, held, 1, held_out=True, sizes=sizes))
         obeyed = (trained * (num - held) + unseen * held) / num
         scores[kind] = {"num": num, "obeyed": round(obeyed, 4), "trained": round(trained, 4), "held_out": round(unseen, 4)}
         logger.info("%s: %s", kind, scores[kind])

@@ -55,7 +55,7 @@ class Chroma(TransformerFamily):
                 approximator_layers=2,
             ),
             "vae": tiny_vae(16, 0.3611, 0.1159),
-            "te3": T5EncoderModel(tiny_t5_config(tokenizer, width=24)),
+            "te3": T5EncoderModel(tiny_t5_config(tokenizer)),
         }
         return networks, {"te3": tokenizer}
 

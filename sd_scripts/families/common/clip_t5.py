@@ -34,7 +34,7 @@ class ClipT5Family(TransformerFamily):
         """See TransformerFamily."""
         tokenizers = {"te1": tiny_clip_tokenizer("<|endoftext|>"), "te3": tiny_t5_tokenizer()}
         te1 = CLIPTextModel(tiny_clip_config(tokenizers["te1"], width=16, projection=16))
-        te3 = T5EncoderModel(tiny_t5_config(tokenizers["te3"], width=24))
+        te3 = T5EncoderModel(tiny_t5_config(tokenizers["te3"]))
         transformer = FluxTransformer2DModel(
             in_channels=64,
             num_layers=2,

@@ -91,12 +91,12 @@ def tiny_t5_tokenizer() -> T5Tokenizer:
     return T5Tokenizer(vocab=vocab, extra_ids=0, model_max_length=32)
 
 
-def tiny_t5_config(tokenizer: T5Tokenizer, width: int) -> T5Config:
+def tiny_t5_config(tokenizer: T5Tokenizer) -> T5Config:
     return T5Config(
         vocab_size=len(tokenizer),
-        d_model=width,
+        d_model=24,
         d_kv=8,
-        d_ff=2 * width,
+        d_ff=48,
         num_layers=2,
         num_heads=2,
         feed_forward_proj="gated-gelu",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import wraps
 from typing import Any, get_args
 
@@ -79,10 +79,8 @@ def scheduler_for(sampler: str, config: Mapping[str, Any]) -> SchedulerMixin:
     return getattr(diffusers, name).from_config({**LATENT_DEFAULTS.get(name, {}), **_without_class(wanted)})
 
 
-def watched(
-    scheduler: SchedulerMixin, on_step: OnStep | None, unpacked: Callable[[Tensor], Tensor] = lambda state: state
-) -> SchedulerMixin:
-    """The scheduler, which tells on_step of every step that a pipeline takes with it. unpacked: latents (B, C, h, w) of the pipeline's."""
+def watched(scheduler: SchedulerMixin, on_step: OnStep | None) -> SchedulerMixin:
+    """The scheduler, which tells on_step of every step that a pipeline takes with it."""
     if on_step is None:
         return scheduler
     step, done = scheduler.step, 0
@@ -94,7 +92,7 @@ def watched(
         clean = clean_of(scheduler, model_output, timestep, sample)
         made = step(model_output, timestep, sample, *arguments, **named)
         done += 1
-        on_step(done, len(scheduler.timesteps), unpacked(clean))
+        on_step(done, len(scheduler.timesteps), clean)
         return made
 
     scheduler.step = told

@@ -49,14 +49,14 @@ def tiny_clip_tokenizer(pad_token: str) -> CLIPTokenizer:
     return CLIPTokenizer(vocab=vocab, merges=[], pad_token=pad_token, model_max_length=32)
 
 
-def tiny_clip_config(tokenizer: CLIPTokenizer, width: int, projection: int, num_layers: int = 2) -> CLIPTextConfig:
+def tiny_clip_config(tokenizer: CLIPTokenizer, width: int, projection: int) -> CLIPTextConfig:
     """A CLIP text encoder for this tokenizer."""
     return CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
         intermediate_size=2 * width,
         projection_dim=projection,
-        num_hidden_layers=num_layers,
+        num_hidden_layers=2,
         num_attention_heads=2,
         max_position_embeddings=tokenizer.model_max_length,
         bos_token_id=tokenizer.bos_token_id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX, Qwen2Tokenizer
@@ -13,8 +13,8 @@ MARKS = tuple(f"<|{name}|>" for name in ("im_start", "im_end", "vision_start", "
 """Tokens of their own, which no other text makes."""
 
 
-def tiny_qwen_tokenizer(templates: Iterable[str], words: Sequence[str] = ()) -> Qwen2Tokenizer:
-    """A tokenizer of bytes and the pieces that occur in these templates and words, split as Qwen's splits.
+def tiny_qwen_tokenizer(templates: Iterable[str]) -> Qwen2Tokenizer:
+    """A tokenizer of bytes and the pieces that occur in these templates, split as Qwen's splits.
 
     Trained on the templates alone it cuts them as the real one does: the system part has 64 tokens in those for editing, 34 in that for
     text to image.
@@ -24,7 +24,7 @@ def tiny_qwen_tokenizer(templates: Iterable[str], words: Sequence[str] = ()) -> 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(pieces)
-    texts = [re.sub(r"<\|\w+\|>", "", template) for template in templates] + ["Picture 1: Picture 2: Picture 3: ", *words]
+    texts = [re.sub(r"<\|\w+\|>", "", template) for template in templates] + ["Picture 1: Picture 2: Picture 3: "]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
         texts, trainers.BpeTrainer(vocab_size=2000, min_frequency=1, show_progress=False, initial_alphabet=sorted(alphabet))

@@ -13,18 +13,18 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from sd_scripts.families.common.tiny_words import MARKS
 
 
-def tiny_qwen_text_encoder(tokenizer: Any, width: int = 32) -> Qwen2_5_VLForConditionalGeneration:
+def tiny_qwen_text_encoder(tokenizer: Any) -> Qwen2_5_VLForConditionalGeneration:
     """A Qwen2.5-VL of two layers that reads this tokenizer's tokens and images in patches of 14, four of which are a token."""
     marks = dict(zip(MARKS, tokenizer.convert_tokens_to_ids(list(MARKS)), strict=True))
     text = {
-        "hidden_size": width,
-        "intermediate_size": 2 * width,
+        "hidden_size": 32,
+        "intermediate_size": 64,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "vocab_size": len(tokenizer),
         # Half a head's numbers, for time, row and column: 1/4, 3/8 and 3/8 of them, as in the real one.
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [width // 16, 3 * width // 32, 3 * width // 32]},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]},
         "bos_token_id": tokenizer.pad_token_id,
         "eos_token_id": marks["<|im_end|>"],
         "pad_token_id": tokenizer.pad_token_id,
@@ -34,7 +34,7 @@ def tiny_qwen_text_encoder(tokenizer: Any, width: int = 32) -> Qwen2_5_VLForCond
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_heads": 2,
-        "out_hidden_size": width,
+        "out_hidden_size": 32,
         "fullatt_block_indexes": [1],
     }
     config = Qwen2_5_VLConfig(
@@ -48,7 +48,7 @@ def tiny_qwen_text_encoder(tokenizer: Any, width: int = 32) -> Qwen2_5_VLForCond
     return Qwen2_5_VLForConditionalGeneration(config)
 
 
-def tiny_qwen_transformer(text_width: int = 32, zero_cond_t: bool = False) -> QwenImageTransformer2DModel:
+def tiny_qwen_transformer(zero_cond_t: bool) -> QwenImageTransformer2DModel:
     """A transformer of two blocks and two heads."""
     return QwenImageTransformer2DModel(
         in_channels=64,
@@ -56,7 +56,7 @@ def tiny_qwen_transformer(text_width: int = 32, zero_cond_t: bool = False) -> Qw
         num_layers=2,
         attention_head_dim=16,
         num_attention_heads=2,
-        joint_attention_dim=text_width,
+        joint_attention_dim=32,
         axes_dims_rope=(4, 6, 6),
         zero_cond_t=zero_cond_t,
     )

@@ -474,9 +474,9 @@ class DataPipeline:
             return cache.get(entry.key)
 
 
-def _longest(texts: Iterable[str], most: int = 32) -> list[str]:
+def _longest(texts: Iterable[str]) -> list[str]:
     """The texts with most characters, the longest first: among them is the one with most tokens, as good as always."""
-    return heapq.nlargest(most, texts, key=len)
+    return heapq.nlargest(32, texts, key=len)
 
 
 def joined(shared: Tensor, own: Sequence[Tensor]) -> Condition:
