@@ -247,6 +247,14 @@ def test_what_is_no_image_is_told_at_the_images_and_one_that_is_dropped_or_paste
     open_tab(page)
     page.set_input_files("#kl-inf-file", {"name": "notes.png", "mimeType": "image/png", "buffer": b"no image"})
     expect(page.locator("#kl-inf-images-error")).to_contain_text("notes.png is not an image")
+    page.locator(".kl-language").select_option("de")
+    expect(page.locator("html")).to_have_attribute("lang", "de")
+    torn = image()[:-40]
+    page.set_input_files("#kl-inf-file", {"name": "torn.png", "mimeType": "image/png", "buffer": torn})
+    expect(page.locator("#kl-inf-images-error")).to_have_text("torn.png ist abgeschnitten oder beschädigt")
+    page.locator(".kl-language").select_option("en")
+    expect(page.locator("html")).to_have_attribute("lang", "en")
+    page.wait_for_selector("#kl-inf-prompt")
     for kind, carrier in (("drop", "dataTransfer"), ("paste", "clipboardData")):
         page.evaluate(
             """async ([kind, carrier, bytes]) => {

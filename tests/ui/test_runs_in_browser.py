@@ -545,3 +545,22 @@ def test_what_stands_below_a_long_list_of_runs_is_in_the_window_before_anybody_s
     boxes = [buttons.nth(place).bounding_box() for place in range(buttons.count())]
     assert len({round(box["y"]) for box in boxes if box}) > 1 and all(box and box["y"] + box["height"] <= 720 for box in boxes), boxes
     assert Eyes(page).faults("#kl-runs .kr-nav .kr-button:last-child") == []
+
+
+def test_what_somebody_says_of_a_run_is_in_the_list_without_waiting_for_its_next_poll(
+    studios: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    root = tmp_path / "output"
+    made(root, options(root, output_name="before"))
+    page = visit(studios(output_dir=root).url).page
+    # From now on nothing is asked for by the clock.
+    page.evaluate(
+        "{ const later = setTimeout; window.setTimeout = (work, time, ...given) => (time > 900 ? 0 : later(work, time, ...given)); }"
+    )
+    runs_tab(page, "before")
+    page.get_by_role("button", name="Name, tags, notes").click()
+    page.locator("#kl-desk-label").fill("After")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.locator("#kl-runs .kr-row-name")).to_have_text("After")
+    page.get_by_role("button", name="Star").click()
+    expect(page.locator("#kl-runs .kr-row-name")).to_have_text("After ★")

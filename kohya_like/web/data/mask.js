@@ -2,7 +2,7 @@
 // somebody shows SAM the object, with points and a box. Talks with kohya_like/data_room/masks.py.
 
 import { makeChoice } from "../common/field.js";
-import { t, translated } from "../common/language.js";
+import { joined, t, translated } from "../common/language.js";
 import { make, say, sharp } from "../common/page.js";
 import { headers, withToken } from "../common/studio.js";
 import { openDialog } from "../picking/dialog.js";
@@ -273,7 +273,7 @@ export async function openMask(desk, index, { changed, find }) {
     }
     turn();
     const saved = [t`Saved in ${answer.mask.file}.`, desk.known.masksAreRead ? "" : t`Masked loss is off on the Train tab, so all of the image counts.`];
-    tell(answer.mask.there ? saved.filter(Boolean).join(" ") : t`The mask is removed; Undo on the Data tab brings it back.`);
+    tell(answer.mask.there ? joined(saved) : t`The mask is removed; Undo on the Data tab brings it back.`);
   }
 
   // Somebody else has written meanwhile: nothing is lost, and who is here chooses.

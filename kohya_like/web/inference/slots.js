@@ -2,7 +2,7 @@
 
 import { t, translated } from "../common/language.js";
 import { make, rich, say, sharp } from "../common/page.js";
-import { ask } from "../common/studio.js";
+import { uploadImage } from "../common/upload.js";
 
 const MAX_IMAGES = 3;
 
@@ -73,10 +73,7 @@ export function makeSlots({ root, draft, keep, known, status, address }) {
       if (draft.images.length >= MAX_IMAGES) break;
       say(status, t`Reading ${each.name || t`the image`} …`);
       try {
-        if (each.size > known().maxBytes) throw new Error(t`${each.name} is larger than ${known().maxBytes >> 20} MiB, which is the most.`);
-        const answer = await ask("/kl/predict/upload", { method: "POST", body: each });
-        if (answer.problems) throw new Error(answer.problems.map(({ message }) => message.replace("images: the file", each.name || t`The image`)).join(" "));
-        draft.images.push(answer.image);
+        draft.images.push(await uploadImage(each, known().maxBytes));
         keep();
         draw();
         say(status, "");

@@ -23,6 +23,7 @@ export function makeDesk(view, root) {
       if (said.label !== undefined) run = { ...run, ...said };
       problem = "";
       view.poll();
+      view.options.changed();
       return said;
     } catch (error) {
       problem = error.message;
@@ -134,6 +135,7 @@ export function makeDesk(view, root) {
       problem = error.message;
     }
     view.poll();
+    view.options.changed();
     draw();
   }
 

@@ -3,7 +3,8 @@
 import { makeBrowse, makeField } from "../common/field.js";
 import { t } from "../common/language.js";
 import { make } from "../common/page.js";
-import { ask, withToken } from "../common/studio.js";
+import { withToken } from "../common/studio.js";
+import { uploadImage } from "../common/upload.js";
 
 const UPLOADED = /^[0-9a-f]{32}\.png$/;
 
@@ -49,11 +50,9 @@ export function imageField(spec, ident, edited, maxBytes) {
     if (!chosen) return;
     field.clear();
     try {
-      if (chosen.size > maxBytes) throw new Error(t`${chosen.name} is larger than ${maxBytes >> 20} MiB, which is the most.`);
-      const answer = await ask("/kl/predict/upload", { method: "POST", body: chosen });
-      if (answer.problems) throw new Error(answer.problems.map(({ message }) => message.replace("images: the file", chosen.name || t`The image`)).join(" "));
+      const image = await uploadImage(chosen, maxBytes);
       field.node.value = "";
-      hold(answer.image.name);
+      hold(image.name);
       edited();
     } catch (failure) {
       refuse(failure.message);

@@ -80,9 +80,10 @@ export function waitWords({ held, not_before: time, after, after_called: called 
 export const stopWords = (step) => t`stops after step ${grouped(step)}`;
 
 export class RunView {
-  // options: compact, use(run, option) for "Use these settings" (and a field to go to), open(run) for another run, missing(why) when it is gone
+  // options: compact, use(run, option) for "Use these settings" (and a field to go to), open(run) for another run, missing(why) when it is gone,
+  // changed() when somebody has changed what the list says of it
   constructor(options) {
-    this.options = options;
+    this.options = { changed() {}, ...options };
     this.name = "";
     const compact = options.compact;
     this.heading = make(compact ? "h3" : "h2", { class: "kr-title", tabindex: -1 });
@@ -264,6 +265,7 @@ export class RunView {
       this.note(error.message);
     }
     this.poll();
+    this.options.changed();
   }
 
   async copyCommand() {

@@ -65,6 +65,7 @@ export function runs({ element, root }) {
     },
     open: (name) => choose(name, true),
     use,
+    changed: () => look(),
   });
   const tidy = async () => (await import("./tidy.js")).openTidy(() => look());
   const none = make("div", { class: "kr-empty", hidden: true }, make("p", { text: t`No runs yet. Start one in the Train tab; it appears here and stays, also when the studio is closed.` }),

@@ -4,7 +4,7 @@ import { html, render } from "../common/html.js";
 import { bracketed, ended, listed, phrased, t } from "../common/language.js";
 import { make } from "../common/page.js";
 import { post } from "../common/studio.js";
-import { bytes, calledWords, moment, plural } from "../common/words.js";
+import { bytes, moment, plural, runWords } from "../common/words.js";
 import { openDialog } from "../picking/dialog.js";
 
 export async function openTidy(changed) {
@@ -65,7 +65,7 @@ export async function openTidy(changed) {
     return html`<h3>${t`Old states`}</h3><p class="kr-note">${t`A run goes on from its newest whole state; older ones may go. Saved files and images stay. States do not go into the trash.`}</p>
       <label class="kr-check"><input type="checkbox" checked=${newest} onChange=${also} /> ${t`Also the newest state of runs that have finished: they cannot be trained further then`}</label>
       ${rows.length === 0 ? html`<p>${t`There is none to delete.`}</p>` : html`<ul class="kr-tidy-list" tabindex="0" aria-label=${t`Runs with old states`}>${rows.map((run) => html`<li key=${run.name}><label class="kr-check"><input type="checkbox" checked=${!left.has(run.name)} onChange=${toggle(run.name)} />
-        <span>${calledWords(run) || run.name}</span></label><span class="kr-note">${phrased([`${plural(run.steps.length, "state", "states")}${bracketed(run.steps.length > 4 ? t`${run.steps[0]} to ${run.steps.at(-1)}` : listed(run.steps))}`, bytes(run.frees)])}</span></li>`)}</ul>
+        <span>${runWords(run.name, run)}</span></label><span class="kr-note">${phrased([`${plural(run.steps.length, "state", "states")}${bracketed(run.steps.length > 4 ? t`${run.steps[0]} to ${run.steps.at(-1)}` : listed(run.steps))}`, bytes(run.frees)])}</span></li>`)}</ul>
         ${chosen.length > 0 && asked("clean", t`Clean up states: ${bytes(frees)}`, t`Really delete ${plural(chosen.reduce((sum, run) => sum + run.steps.length, 0), "state", "states")}`, clean)}`}`;
   }
 
@@ -86,7 +86,7 @@ export async function openTidy(changed) {
     if (told.endsWith("…")) told = "";
     render([html`<p class="kr-status" role="status">${told}</p>`,
       html`<p>${ended(`${phrased([plural(known.runs.length, "run", "runs"), bytes(all)])}${known.free === null ? "" : t`; ${bytes(known.free)} of the disk are free`}`)}</p>`,
-      html`<ul class="kr-tidy-list" tabindex="0" aria-label=${t`The largest runs`}>${largest.map((run) => html`<li key=${run.name}><span>${calledWords(run) || run.name}</span><span class="kr-note">${t`${bytes(run.bytes)}, states ${bytes(run.states)}`}</span></li>`)}</ul>`,
+      html`<ul class="kr-tidy-list" tabindex="0" aria-label=${t`The largest runs`}>${largest.map((run) => html`<li key=${run.name}><span>${runWords(run.name, run)}</span><span class="kr-note">${t`${bytes(run.bytes)}, states ${bytes(run.states)}`}</span></li>`)}</ul>`,
       states(), trash()], root);
   }
 
