@@ -27,7 +27,7 @@ globalThis.localStorage = { getItem: () => null };
 Object.defineProperty(globalThis, "navigator", { value: { languages: ["fr-FR", "de-DE", "en"] }, configurable: true });
 globalThis.fetch = async () => ({ ok: true, json: async () => GERMAN });
 const { inWords, plural, t, translated } = await import("../../kohya_like/web/common/language.js");
-const { calledWords, runWords, tagWords } = await import("../../kohya_like/web/common/words.js");
+const { calledWords, clock, runWords, tagWords } = await import("../../kohya_like/web/common/words.js");
 
 test("a text keeps its values, wherever the language puts them, and one without a translation stays English", () => {
   assert.equal(t`Show ${3} of ${"a {1}"}`, "a {1}: 3");
@@ -70,4 +70,8 @@ test("a run of a sweep is called by what is tried, in the reader's language, unl
   assert.equal(runWords("from-a-terminal", { label: "mine", tried: none }), "mine");
   assert.equal(runWords("from-a-terminal", { label: "", tried: none }), "from-a-terminal");
   assert.deepEqual(["sweep 20261129-toy", "my sweep", "sweep of mine"].map(tagWords), ["Reihenversuch 20261129-toy", "my sweep", "sweep of mine"]);
+});
+
+test("a time of the day is written as the reader's language writes it, whatever the browser's is", () => {
+  assert.equal(clock(new Date(2026, 10, 29, 14, 5, 2)), "14:05:02");
 });

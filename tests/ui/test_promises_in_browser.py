@@ -409,7 +409,7 @@ PROMISES: list[Promise] = [
     fold("Devices and memory", INFERENCE, ".kl-field", rare=True),
     fold("What is compared", INFERENCE, ".kl-inf-checks"),
     Promise("Send to Compare", "#kl-inf-prompts", place=INFERENCE),
-    fold("Why does it look different\\?", ".kl-tool-side", "#kl-inf-why"),
+    fold("Why does it look different\\?", ".kl-tool-side", "label[for=kl-inf-why]"),
     Promise("Compare", "#kl-inf-wrong", "[Nn]othing to compare", place=".kl-inf-form"),
     Promise("Grids", ".kl-compare", place=".kl-inf-views"),
     Promise("Draw", "#kl-inf-prompt", place=".kl-inf-views"),

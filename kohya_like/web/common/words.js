@@ -53,5 +53,8 @@ export function bytes(count) {
 
 export { plural };
 
+// A time of this day; when: a Date, or milliseconds.
+export const clock = (when) => new Date(when).toLocaleTimeString(language === "en" ? undefined : language);
+
 // Day and time as they are written where the reader lives. when: a Date, or milliseconds.
 export const moment = (when) => new Date(when).toLocaleString(language === "en" ? undefined : language, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });

@@ -2,7 +2,7 @@
 
 import { t } from "../common/language.js";
 import { make, sharp } from "../common/page.js";
-import { duration } from "../common/words.js";
+import { clock, duration } from "../common/words.js";
 
 // Before and after, one over the other. The slider lies over the whole image: mouse, finger and arrow keys move it.
 function pairView() {
@@ -72,7 +72,7 @@ export function makeViewer(address, act) {
     download.setAttribute("aria-label", t`Download ${fresh.title || t`the image`}`);
     const result = entry.results[Number(right.value) - olds()];
     facts.textContent = [result && result.width ? `${result.width} × ${result.height} px` : "", result && result.seed !== null ? t`seed ${result.seed}` : "",
-      entry.seconds ? duration(entry.seconds) : "", new Date(1000 * entry.time).toLocaleTimeString()].filter(Boolean).join(" · ");
+      entry.seconds ? duration(entry.seconds) : "", clock(1000 * entry.time)].filter(Boolean).join(" · ");
     edit.hidden = !act.edits();
     compare.hidden = !act.compares() || !entry.texts.prompt || seedOf() === null;
     for (const button of grid.querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.dataset.place === right.value));
@@ -143,7 +143,7 @@ export function makeStrip(address, pick) {
         list.dataset.shown = wanted;
         list.replaceChildren(...entries.map((entry) => {
           const count = entry.results.length;
-          const name = `${entry.texts.prompt || t`No instruction`}${count > 1 ? t`, ${count} images` : ""}, ${new Date(1000 * entry.time).toLocaleTimeString()}`;
+          const name = `${entry.texts.prompt || t`No instruction`}${count > 1 ? t`, ${count} images` : ""}, ${clock(1000 * entry.time)}`;
           const image = sharp(make("img", { src: address(`${entry.folder}/${entry.results[count - 1].file}`, "thumb"), alt: "", loading: "lazy" }));
           return make("button", { type: "button", class: "kl-inf-thumb", "aria-label": name, title: name, "data-folder": entry.folder, onclick: () => pick(entry) },
             image, count > 1 ? make("span", { class: "kl-inf-count", text: String(count), "aria-hidden": "true" }) : null);

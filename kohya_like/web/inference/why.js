@@ -3,7 +3,7 @@
 
 import { html, render } from "../common/html.js";
 import { t, translated } from "../common/language.js";
-import { make } from "../common/page.js";
+import { bring, make } from "../common/page.js";
 import { ask } from "../common/studio.js";
 
 const ENOUGH = 8 << 20; // bytes of a file, in whose beginning its texts stand
@@ -11,10 +11,10 @@ const MARKS = { differs: t`differs`, "only there": t`only there`, same: t`the sa
 
 // asked() gives {texts, loras} of the form.
 export function makeWhy(asked) {
-  const file = make("input", { type: "file", id: "kl-inf-why", accept: "image/png", "aria-describedby": "kl-inf-why-help" });
+  const file = make("input", { type: "file", id: "kl-inf-why", class: "kl-file", accept: "image/png", "aria-describedby": "kl-inf-why-help" });
   const told = make("div", { class: "kl-inf-told", role: "status" });
   const help = make("p", { class: "kl-help", id: "kl-inf-why-help", text: t`Give a PNG as ComfyUI or A1111 saved it. Its settings are listed beside those of the form, what differs first; nothing is kept.` });
-  const root = make("details", { class: "kl-tool-more kl-inf-why" }, make("summary", { text: t`Why does it look different?` }), make("label", { for: file.id, text: t`Image of another program` }), file, help, told);
+  const root = make("details", { class: "kl-tool-more kl-inf-why" }, make("summary", { text: t`Why does it look different?` }), make("span", { class: "kl-upload" }, file, make("label", { for: file.id, class: "kl-button", text: t`Image of another program` })), help, told);
   file.addEventListener("change", async () => {
     const [chosen] = file.files;
     if (!chosen) return;
@@ -25,6 +25,7 @@ export function makeWhy(asked) {
     } catch (error) {
       render(html`<p class="kl-error" role="alert">${error.message}</p>`, told);
     }
+    bring(told);
     // The same file can be given again when the form has changed.
     file.value = "";
   });
