@@ -97,10 +97,11 @@ def start(desk: Desk, order: Mapping[str, Any]) -> Answer:
     if tool is None or not isinstance(texts, dict):
         raise OptionError("This is not an order of the page; reload it.")
     makes_masks = tool is MaskImages
-    why = desk.room.why_no_masks if makes_masks else "" if tool in LOOKS else desk.room.why_fixed
-    if why:
-        raise OptionError(why)
+    if makes_masks and desk.room.why_no_masks:
+        raise OptionError(desk.room.why_no_masks)
     indices = _indices(desk.room, order)
+    if not makes_masks and tool not in LOOKS:
+        indices = desk.room.editable(indices)
     key = str(order.get("key") or "").strip()
     leaving = _leaving(desk, tool, texts, indices, bool(key))
     if leaving:

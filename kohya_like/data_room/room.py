@@ -71,7 +71,7 @@ class Room:
             return "A built-in data set is drawn anew when it is changed; add images of your own to write captions."
         if data.in_json is not None:
             return f"The captions come from {data.in_json}; edit that file, or empty the field in_json to use files beside the images."
-        if not all(path.is_relative_to(self.root) for path in self.paths):
+        if not self._holds_what_is_trained():
             return f"Some of the images lie outside of {self.root}, such as those of archives; unpack them into a folder to write captions."
         if self.view.plan.options.by_style:
             return "The folder of an image is its style; there are no captions."
@@ -82,9 +82,26 @@ class Room:
         """Why masks cannot be written here; empty where they can."""
         if (self.options.dataset.train_data_dir or "").startswith("toy:"):
             return "A built-in data set is drawn anew when it is changed; add images of your own to draw masks."
-        if not all(path.is_relative_to(self.root) for path in self.paths):
+        if not self._holds_what_is_trained():
             return f"Some of the images lie outside of {self.root}, such as those of archives; unpack them into a folder to draw masks."
         return ""
+
+    def holds(self, index: int) -> bool:
+        """Whether an image lies in root. Those for regularisation may have a folder of their own, in which nothing is written from here."""
+        return self.paths[index].is_relative_to(self.root)
+
+    def _holds_what_is_trained(self) -> bool:
+        plan = self.view.plan
+        return all(self.holds(index) for index, image in enumerate(plan.images) if not plan.subsets[image.subset].is_reg)
+
+    def editable(self, indices: Iterable[int]) -> list[int]:
+        """Those images whose captions can be edited here. Raises OptionError where there is none."""
+        if self.why_fixed:
+            raise OptionError(self.why_fixed)
+        inside = [index for index in indices if self.holds(index)]
+        if not inside:
+            raise OptionError(f"This lies outside of {self.root}; open the folder in which it is to change it.")
+        return inside
 
     def shown(self, index: int, control: str = "") -> Path | None:
         """The file of an image, or of the control image with this number that it is an edit of; None for one that there is not."""
@@ -172,7 +189,8 @@ def items_of(room: Room) -> Iterator[dict[str, Any]]:
         (across, down), (width, height) = cut.excess, cut.resized
         place = (across // 2, down // 2)
         yield {
-            "name": os.path.relpath(image.path, room.root) if room.paths[index].is_relative_to(room.root) else image.path,
+            "name": os.path.relpath(image.path, room.root) if room.paths[index].is_relative_to(room.root.parent) else image.path,
+            "outside": not room.holds(index),
             "size": [image.width, image.height],
             "bucket": list(cut.bucket),
             "frame": [place[0] / width, place[1] / height, cut.bucket[0] / width, cut.bucket[1] / height],
@@ -231,7 +249,7 @@ def image_of(room: Room, index: int) -> dict[str, Any]:
 def write(room: Room, index: int, text: str, version: str) -> dict[str, Any]:
     """Writes one caption, unless somebody else has since the version that the page knows. Raises OptionError."""
     _check(room, [index])
-    _check_editable(room)
+    room.editable([index])
     file = room.files[index]
     _, others = room.book.write("edited", [CaptionChange(file, version, text.strip())])
     if file in others:
@@ -245,7 +263,7 @@ def change(room: Room, indices: Sequence[int], order: Mapping[str, Any], known: 
     Images without a caption file begin with what training reads for them. Raises OptionError.
     """
     _check(room, indices)
-    _check_editable(room)
+    indices = room.editable(indices)
     make = rewritten(order)
     plan = room.view.plan
     rows = []
@@ -281,7 +299,7 @@ def undo(room: Room) -> dict[str, Any]:
     """Takes the newest change back, of captions or of masks. Raises OptionError."""
     books: list[Book] = [*([] if room.why_fixed else [room.book]), *([] if room.why_no_masks else room.mask_books)]
     if not books:
-        _check_editable(room)
+        raise OptionError(room.why_fixed)
     before = [book.size() for book in room.mask_books]
     newest = max(books, key=_newest)
     what, done, others = newest.undo()
@@ -373,7 +391,7 @@ def leave_out(room: Room, indices: Sequence[int]) -> int:
     Raises OptionError.
     """
     _check(room, indices)
-    _check_editable(room)
+    indices = room.editable(indices)
     gone = {room.paths[index] for index in indices}
     stay = {room.files[index] for index, path in enumerate(room.paths) if path not in gone}
     others = masks.files_beside(room, indices)
@@ -421,8 +439,3 @@ def _move(path: Path, place: Path) -> None:
 def _check(room: Room, indices: Iterable[int]) -> None:
     if not all(0 <= index < len(room.paths) for index in indices):
         raise OptionError("The data set has other images now; open it again.")
-
-
-def _check_editable(room: Room) -> None:
-    if room.why_fixed:
-        raise OptionError(room.why_fixed)

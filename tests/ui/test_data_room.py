@@ -213,3 +213,30 @@ def test_captions_that_come_from_elsewhere_are_shown_and_not_written(tmp_path: P
     assert "captions.json" in opened.page["fixed"]
     with pytest.raises(OptionError, match=r"captions\.json"):
         rooms.write(opened.room, 0, "x", "none")
+
+
+def test_beside_regularisation_images_in_a_folder_of_their_own_captions_are_written(tmp_path: Path) -> None:
+    for folder in ("img/10_cat", "reg/1_pet"):
+        (tmp_path / folder).mkdir(parents=True)
+        for number in range(2):
+            Image.new("RGB", (64, 64), (90 * number, 9, 9)).save(tmp_path / folder / f"{number}.png")
+            (tmp_path / folder / f"{number}.txt").write_text(f"a cat, number {number}")
+    opened = Opened(tmp_path, tmp_path / "img", reg_data_dir=str(tmp_path / "reg"))
+    room = opened.room
+    assert opened.page["fixed"] == opened.page["noMasks"] == ""
+    places = {item["name"]: index for index, item in enumerate(opened.items)}
+    assert {name: opened.items[index]["outside"] for name, index in places.items()} == {
+        **{f"10_cat/{number}.png": False for number in range(2)},
+        **{f"../reg/1_pet/{number}.png": True for number in range(2)},
+    }
+    inside, outside = places["10_cat/0.png"], places["../reg/1_pet/0.png"]
+    assert rooms.write(room, inside, "a dog", Words("a cat, number 0").version)["text"] == "a dog"
+    with pytest.raises(OptionError, match=r"lies outside of .*img; open the folder"):
+        rooms.write(room, outside, "a dog", Words("a cat, number 0").version)
+    # An order for all of them is for those that can be written.
+    order = {"find": "a", "replace": "one"}
+    seen = rooms.change(room, list(places.values()), order, None)
+    assert seen["count"] == 2 and rooms.change(room, list(places.values()), order, seen["digest"])["count"] == 2
+    assert rooms.leave_out(room, [inside, outside]) == 1
+    assert (tmp_path / "reg/1_pet/0.png").is_file() and not (tmp_path / "img/10_cat/0.png").exists()
+    assert (tmp_path / "reg/1_pet/0.txt").read_text() == "a cat, number 0"

@@ -48,11 +48,12 @@ export function makePanel(desk, { changed, step, leaveOut, findMask }) {
     event.preventDefault();
     write();
   });
-  text.addEventListener("change", () => isChanged() && !desk.known.fixed && write());
+  const isFixed = () => Boolean(desk.known.fixed || desk.known.items[index]?.outside);
+  text.addEventListener("change", () => isChanged() && !isFixed() && write());
 
   async function show(next) {
     // What was typed for the one before is saved first.
-    if (isChanged() && !desk.known.fixed && !(await write())) return;
+    if (isChanged() && !isFixed() && !(await write())) return;
     index = next;
     // Nothing can be typed over the words of the one before, nor before those of this one are here.
     text.readOnly = true;
@@ -69,8 +70,8 @@ export function makePanel(desk, { changed, step, leaveOut, findMask }) {
     const [left, top, width, height] = item.frame.map((share) => `${(100 * share).toFixed(2)}%`);
     weight.style.cssText = frame.style.cssText = `left:${left};top:${top};width:${width};height:${height}`;
     showFacts();
-    mask.disabled = Boolean(desk.known.noMasks);
-    text.disabled = save.disabled = Boolean(desk.known.fixed);
+    mask.disabled = Boolean(desk.known.noMasks || item.outside);
+    text.disabled = save.disabled = isFixed();
     weigh();
     await renew();
   }
@@ -110,7 +111,7 @@ export function makePanel(desk, { changed, step, leaveOut, findMask }) {
     const share = Math.round(100 * (1 - item.frame[2] * item.frame[3]));
     say(facts, [`${item.name}: ${item.size.join(" x ")}`, t`trained at ${item.bucket.join(" x ")}`, share > 0 ? t`${share} % cut off${desk.known.random ? t`, each time elsewhere` : ""}` : t`nothing cut off`,
       item.repeats > 1 ? t`${item.repeats} times an epoch` : "", item.controls.length ? t`edit of ${plural(item.controls.length, "image", "images")}` : "",
-      item.mask ? (desk.known.masksAreRead ? t`with a mask` : t`with a mask that is not read: masked loss is off`) : "", ...desk.findings(index)].filter(Boolean).join(" · "));
+      item.mask ? (desk.known.masksAreRead ? t`with a mask` : t`with a mask that is not read: masked loss is off`) : "", item.outside ? t`in another folder: open that to write its caption` : "", ...desk.findings(index)].filter(Boolean).join(" · "));
   }
 
   // An edit stands beside what it is an edit of, and its caption is the instruction.
