@@ -53,8 +53,11 @@ def drop(page: Page, name: str, data: bytes) -> None:
 def test_a_kohya_configuration_that_is_dropped_fills_the_form_and_is_reported(studio: Any, visit: Callable[..., Any]) -> None:
     visited = visit(studio.url)
     page = visited.page
+    expect(page.locator(".kl-welcome")).to_be_visible()
     drop(page, "dog.json", json.dumps(KOHYA).encode())
     report = page.locator(".kl-import")
+    # Who has settings of his own is not asked whether he is new.
+    expect(page.locator(".kl-welcome")).to_have_count(0)
     expect(report.get_by_role("heading", name="What became of dog.json")).to_be_visible()
     expect(report).to_be_focused()
     expect(page.locator("#kl-learning_rate")).to_have_value("0.0003")

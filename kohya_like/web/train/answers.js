@@ -90,6 +90,7 @@ export function answers({ root, props, watch }) {
       looked = now();
     }
     if (value.seen) store("kl.seen", true);
+    if (value.seen) document.querySelector(".kl-welcome")?.remove();
     // The answer may lie far from the button, and its tab come to the front with it. What is wrong, and an import, take the focus.
     const told = value.report ? report : value.output ? output : status;
     if (!value.problems?.length && !value.imported && !value.ask && !value.download && !value.save) setTimeout(() => bring(told));

@@ -133,5 +133,5 @@ export function welcome({ root }) {
         addImages();
       } })));
   // Who has a new browser is not new where somebody has trained already.
-  ask("/kl/runs").then(({ runs }) => runs.length, () => 0).then((there) => { if (!there) root.append(card); });
+  ask("/kl/runs").then(({ runs }) => runs.length, () => 0).then((there) => { if (!there && stored("kl.seen") === null) root.append(card); });
 }
