@@ -98,6 +98,7 @@ class Guard:
         knows: Callable[[Mapping[str, str]], bool] | None = None,
         login_attempts: int = 8,
         login_window_seconds: float = 300.0,
+        login_pace_seconds: float = PACE_SECONDS,
     ) -> None:
         self.app = app
         self._token = token.encode()
@@ -108,7 +109,7 @@ class Guard:
         self._knows = knows
         self._destinations = ("document", "iframe") if embedded else ("document",)
         self._headers = _EMBEDDED_HEADERS if embedded else _SECURITY_HEADERS
-        self._throttle = Throttle(login_attempts, login_window_seconds)
+        self._throttle = Throttle(login_attempts, login_window_seconds, login_pace_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -203,7 +204,7 @@ class Guard:
 class Throttle:
     """The first attempts in a window are free for each peer, and ten times as many for all together; further ones wait for their turn."""
 
-    def __init__(self, attempts: int, window_seconds: float, pace_seconds: float = PACE_SECONDS) -> None:
+    def __init__(self, attempts: int, window_seconds: float, pace_seconds: float) -> None:
         self._attempts = attempts
         self._window_seconds = window_seconds
         self._pace_seconds = pace_seconds

@@ -17,7 +17,7 @@ TOKEN = "hf_" + "y" * 34
 
 
 class ModelHub(ThreadingHTTPServer):
-    """Has one model. breaks_after: it sends no more bytes of a file than these; stalls: and then says nothing until somebody sets it."""
+    """Has one model. breaks_after: it sends no more bytes of a file than these; num_stalls: so often it then says nothing, to its end."""
 
     daemon_threads = True
 
@@ -26,7 +26,8 @@ class ModelHub(ThreadingHTTPServer):
         self.files, self.name, self.licence = files, name, licence
         self.is_gated = False
         self.breaks_after: int | None = None
-        self.stalls: threading.Event | None = None
+        self.num_stalls = 0
+        self.ended = threading.Event()
         self.damages = False
         self.ranges: list[str] = []
         self.sent: dict[str, int] = {}
@@ -120,8 +121,9 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         hub.sent[name] = hub.sent.get(name, 0) + most
         if most < len(data):
-            if hub.stalls is not None:
-                hub.stalls.wait(60)
+            if hub.num_stalls:
+                hub.num_stalls -= 1
+                hub.ended.wait(60)
             self.close_connection = True
 
 
@@ -136,7 +138,6 @@ def serving(files: dict[str, bytes], **about: Any) -> Iterator[ModelHub]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server
-    if server.stalls is not None:
-        server.stalls.set()
+    server.ended.set()
     server.shutdown()
     server.server_close()

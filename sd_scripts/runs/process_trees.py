@@ -122,6 +122,8 @@ def end(processes: list[psutil.Process], patience_seconds: float = 3.0) -> list[
         for process in alive(processes):
             with contextlib.suppress(psutil.Error, OSError):
                 getattr(process, act)()
+                # One that is suspended hears nothing until it goes on.
+                process.resume()
         _wait(processes, patience_seconds)
     return list(alive(processes))
 

@@ -209,8 +209,8 @@ def test_a_process_that_hangs_is_not_waited_for(together: Together) -> None:
 
 def _one_is_slow(peers: Peers, folder: Path) -> str:
     peers._told = -1e9
-    for _ in range(16) if peers.rank == 1 else ():
-        time.sleep(0.5)
+    for _ in range(17) if peers.rank == 1 else ():
+        time.sleep(0.3)
         peers._told = -1e9
         peers.progress()
     peers.barrier()
@@ -218,7 +218,7 @@ def _one_is_slow(peers: Peers, folder: Path) -> str:
 
 
 def test_a_process_that_gets_on_is_waited_for_longer_than_the_limit(together: Together) -> None:
-    assert together.start(_one_is_slow, patience=6.0).results() == ["met", "met"]
+    assert together.start(_one_is_slow, patience=4.0).results() == ["met", "met"]
 
 
 def _deaf(peers: Peers, folder: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +92,11 @@ def test_a_fetch_that_broke_off_goes_on_where_it_was(tmp_path: Path) -> None:
     files = model(downloads.LARGE_BYTES + random.Random(random.getrandbits(64)).randrange(1, 1 << 20))
     piece = downloads.LARGE_BYTES // 2 + 5
     with serving(files) as hub:
-        # It sends a half, and then says nothing at all.
-        hub.breaks_after, hub.stalls = piece, threading.Event()
+        # It sends a half and then says nothing at all, and when it is asked again, it breaks off.
+        hub.breaks_after, hub.num_stalls = piece, 1
         code, said, _ = fetch(hub, tmp_path)
         assert code == 2 and "What has come is kept" in said and "Traceback" not in said and kept(tmp_path).get(WEIGHTS) is None
-        hub.breaks_after, hub.stalls = None, None
+        hub.breaks_after = None
         hub.ranges.clear()
         hub.sent.clear()
         code, said, _ = fetch(hub, tmp_path)
@@ -120,7 +119,7 @@ def test_a_file_that_came_damaged_is_told_and_fetched_anew(tmp_path: Path) -> No
 @pytest.mark.long
 def test_a_hub_that_says_nothing_ends_with_a_sentence(tmp_path: Path) -> None:
     with serving(model()) as hub:
-        hub.breaks_after, hub.stalls = 1000, threading.Event()
+        hub.breaks_after, hub.num_stalls = 1000, 99
         code, said, _ = fetch(hub, tmp_path)
     assert code == 2 and "the hub sent nothing for 1 seconds, or broke off" in said and "Traceback" not in said
 

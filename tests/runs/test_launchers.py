@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sd_scripts.runs import process_trees
 from sd_scripts.runs.command import OWN_LAUNCHER
 from sd_scripts.runs.process_trees import LAUNCH_ID, carried
 from sd_scripts.runs.rundir import RunDirectory
@@ -276,6 +277,14 @@ if rank == 0:
     assert launched.ended()[0] == 1
     assert [event["kind"] for event in run.events()[0]] == ["step", "failed", "failed", "warning", "failed"]
     assert [event["text"] for event in run.events()[0] if event["kind"] == "failed"][1:] == ["own words", "own words"]
+
+
+def test_who_is_suspended_goes_on_to_end_as_it_is_asked() -> None:
+    program = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print('ready', flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGSTOP)
+        assert process_trees.end([psutil.Process(process.pid)], patience_seconds=60) == [] and process.wait() == 7
 
 
 OTHER = """

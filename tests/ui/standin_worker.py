@@ -1,6 +1,7 @@
 """A process that speaks the protocol of the prediction worker and predicts nothing: what the backend and the queue are tried on.
 
 It paints in the colour of the seed. Words in the prompt make it misbehave: `slow`, `fail`, `die`, `chatter`, `hang`.
+Given a file, it is slow until that is there.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def predict(order: dict[str, Any]) -> None:
         for step in range(1, steps + 1):
             while "hang" in prompt and ident not in cancelled:
                 time.sleep(0.01)
-            time.sleep(0.2 if "slow" in prompt else 0.002)
+            time.sleep(0.2 if "slow" in prompt and not any(map(os.path.exists, sys.argv[1:])) else 0.002)
             if ident in cancelled:
                 tell("cancelled", id=ident, files=files)
                 return
