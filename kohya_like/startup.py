@@ -57,5 +57,10 @@ def prepare() -> None:
     """Sets the environment and the import hook. Does nothing to a gradio that is imported already."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    without_stubs()
+
+
+def without_stubs() -> None:
+    """Sets the import hook."""
     if _STUBS not in sys.modules and not any(isinstance(finder, _WithoutStubs) for finder in sys.meta_path):
         sys.meta_path.insert(0, _WithoutStubs())

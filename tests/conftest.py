@@ -16,12 +16,15 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from kohya_like import startup
 from tests.trees import ENVIRONMENT
 
 # For whoever calls pytest by hand. Before torch is imported: a process that was forked has one thread of a pool, and another number of
 # threads gives other bits.
 for _name in ("OMP_NUM_THREADS", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "GRADIO_ANALYTICS_ENABLED"):
     os.environ.setdefault(_name, ENVIRONMENT[_name])
+# The page is imported while tests are collected.
+startup.without_stubs()
 
 CPU_SECONDS = "cpu_seconds"
 SECONDS = Path(__file__).with_name("seconds.json")

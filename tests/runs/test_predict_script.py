@@ -108,9 +108,9 @@ def test_the_command_line_gives_the_options_of_the_page() -> None:
 
 
 def test_every_option_is_read() -> None:
-    from tests.test_options_are_used import READ
+    from tests.test_options_are_used import read_attributes
 
-    assert [name for name in fields(QwenImagePredict) if name not in READ] == []
+    assert [name for name in fields(QwenImagePredict) if name not in read_attributes()] == []
 
 
 def test_a_worker_writes_events_alone_and_ends_when_its_input_closes(base: Path, control: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import struct
 import time
 import urllib.parse
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -139,18 +139,20 @@ def test_a_second_upload_adds_and_never_writes_over_anything(studio: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("archive", "why"),
+    ("archive_of", "why"),
     [
-        (zipped([("a.bmp", bytes(80 << 20))]), "times its size"),
-        (zipped([("a.jpg", bytes(300 << 20))]), "MiB is the most"),
-        (b"PK\3\4 nothing", "no zip that can be read"),
-        (zipped([(f"{number}.jpg", b"") for number in range(20_001)], zipfile.ZIP_STORED), "20001 entries"),
-        (zipped([("n" * 400 + f"{number}.jpg", b"") for number in range(20_000)], zipfile.ZIP_STORED), "list of entries is larger"),
+        (lambda: zipped([("a.bmp", bytes(80 << 20))]), "times its size"),
+        (lambda: zipped([("a.jpg", bytes(300 << 20))]), "MiB is the most"),
+        (lambda: b"PK\3\4 nothing", "no zip that can be read"),
+        (lambda: zipped([(f"{number}.jpg", b"") for number in range(20_001)], zipfile.ZIP_STORED), "20001 entries"),
+        (lambda: zipped([("n" * 400 + f"{number}.jpg", b"") for number in range(20_000)], zipfile.ZIP_STORED), "list of entries is larger"),
     ],
     ids=["bomb", "large", "damaged", "entries", "list"],
 )
-def test_a_zip_that_would_fill_the_disk_or_the_memory_is_refused_in_a_sentence(studio: Any, archive: bytes, why: str) -> None:
-    report = added(studio, "bomb", {"all.zip": archive})
+def test_a_zip_that_would_fill_the_disk_or_the_memory_is_refused_in_a_sentence(
+    studio: Any, archive_of: Callable[[], bytes], why: str
+) -> None:
+    report = added(studio, "bomb", {"all.zip": archive_of()})
     assert any(why in reason for reason in report["left_out"]), report
     assert report["folder"] == "" and not (studio.output_dir / "datasets" / "bomb").exists()
 
