@@ -67,7 +67,8 @@ LABELLING = {"browsing.py", "dataset_view.py", "guide.py", "predict_routes.py", 
 """Where single words are labels of the page too."""
 TECHNICAL = re.compile(
     r"[<>\\]|\(\?|^[\W\d{}]*$|max-age|attachment; |%[sYr]|charset=|^[\w.]+ --|--[a-z]+ \{|\[[^\]]*\]\)|^#|\.\*"
-    r"|^\S+ \{1\}$|^script = |src='|: none;|\w\|\w|-src |-uri 'self'|'none'$|'self'$|^(PRAGMA|CREATE|SELECT|Traceback|Raw profile) "
+    r"|^(?!Loading |Stopping: |Cancelling: )\S+ \{1\}$"
+    r"|^script = |src='|: none;|\w\|\w|-src |-uri 'self'|'none'$|'self'$|^(PRAGMA|CREATE|SELECT|Traceback|Raw profile) "
     r"|^dpm|^euler |^schema_version|^image/|^ohwx "
 )
 """Not for people: markup, patterns, headers, log lines and command lines."""

@@ -214,7 +214,7 @@ class TrainTab:
                 job = self.context.supervisor.find(str(request["run"]))
                 if job is None:
                     raise OptionError(f"there is no run {request['run']} any more")
-                return self.load_path(job.run.config)
+                return self._filled(toml_files.read_toml(job.run.config), job.name)
             if request.get("where"):
                 return self.load_path(self._allowed(request["where"]), opened)
             name, text = str(request.get("name", "the file")), str(request.get("text", ""))
@@ -270,7 +270,7 @@ class TrainTab:
             "further": name.lower().endswith(".safetensors") and "network_weights" in form.shown_fields(found.run),
             "path": str(opened.path or ""),
         }
-        return answer(f"Read {name}", problems=[], fill=fill, imported=report, seen=True)
+        return answer(f"Settings read: {name}", problems=[], fill=fill, imported=report, seen=True)
 
     def _filled(self, values: Mapping[str, Any], origin: str) -> Answer:
         """The form with a file's values. What is wrong in the file is shown, the rest is filled in."""
@@ -288,7 +288,7 @@ class TrainTab:
             if name in settled:
                 texts[name] = _as_text(field, settled[name])
         listed = [{"option": problem.option, "message": str(problem)} for problem in problems]
-        return answer(f"Loaded {origin}", problems=listed, fill={"run": form.run_key(run), "texts": texts}, seen=True)
+        return answer(f"Settings loaded: {origin}", problems=listed, fill={"run": form.run_key(run), "texts": texts}, seen=True)
 
     def check(self, payloads: Iterable[Any]) -> Iterator[Answer]:
         """What training would see of the data set, in steps: a sentence while it looks, then the report."""

@@ -90,12 +90,13 @@ window.sight ||= (() => {
   function flaws() {
     const empty = [...document.querySelectorAll("h1, h2, h3, h4")].filter((node) => isSeen(node) && !node.textContent.trim());
     const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
-    // What is cut off there makes nothing wider.
-    const cut = [...document.querySelectorAll(".kl-card, .kr-run, .kl-dialog")].filter((node) => isSeen(node) && boxOf(node).right > innerWidth + 1);
+    // What is cut off at the edge of the page makes nothing wider.
+    const beyond = (node) => Math.round(boxOf(node).right - Math.min(innerWidth, node.closest(".gradio-container").getBoundingClientRect().right));
+    const cut = [...document.querySelectorAll(".kl-card, .kr-run, .kl-dialog")].filter((node) => isSeen(node) && beyond(node) > 1);
     const said = empty.map((node) => `an empty heading: ${node.outerHTML.slice(0, 80)}`);
     const over = [...document.querySelectorAll(".block > [data-testid=status-tracker]")].filter((node) => getComputedStyle(node).display !== "none");
     if (over.length) said.push(`${over.length} parts have a counter of seconds over them`);
-    said.push(...cut.map((node) => `${node.className} ends ${Math.round(boxOf(node).right - innerWidth)} px right of the window`));
+    said.push(...cut.map((node) => `${node.className} ends ${beyond(node)} px right of the page`));
     return [...said, ...(wide > 0 ? [`the page is ${wide} px wider than the window`] : []), ...blurred()];
   }
   return {

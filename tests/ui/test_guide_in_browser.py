@@ -272,7 +272,7 @@ def test_a_full_disk_is_told_with_the_cure_and_with_room_the_training_ends_with_
             newcomer.click("Cancel")
             page.get_by_placeholder("or a path on the studio").fill(str(short_run(tmp_path, 2, "short")))
             page.get_by_role("button", name="Open the file at this path").click()
-            newcomer.reads("Loaded short.toml")
+            newcomer.reads("Settings loaded: short.toml")
             page.get_by_label("Training image folder", exact=True).fill(str(folder))
             with (disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space left"):
                 while True:

@@ -266,3 +266,15 @@ def test_what_has_a_translation_stays_english_in_no_tab(studios: Callable[..., A
     finally:
         page.evaluate("localStorage.clear(); sessionStorage.clear()")
     assert {where: texts for where, texts in stayed.items() if texts} == {}
+
+
+def test_that_a_file_fills_the_form_is_said_in_the_readers_language(studio: Any, visit: Callable[..., Any]) -> None:
+    page = visit(studio.url).page
+    page.locator(".kl-language").select_option("de")
+    expect(page.locator("html")).to_have_attribute("lang", "de")
+    own = b'[kohya_like]\nscript = "sdxl_train_network.py"\nschema_version = 2\n'
+    for text, said in ((b"network_dim = 8\nnetwork_module = 'networks.lora'\n", "gelesen"), (own, "geladen")):
+        page.locator("#kl-load").set_input_files({"name": "mine.toml", "mimeType": "text/plain", "buffer": text})
+        expect(page.locator(".kl-answer")).to_have_text(f"Einstellungen {said}: mine.toml")
+    page.locator(".kl-language").select_option("en")
+    expect(page.locator("html")).to_have_attribute("lang", "en")

@@ -297,6 +297,6 @@ def test_a_sweep_is_planned_beside_the_form_and_its_table_leads_to_its_runs(
     assert [job.name for job in supervisor.seen()] == [won]
     assert json.loads((supervisor.root / sweeps.FOLDER / name / "sweep.json").read_text())["is_ended"]
     page.get_by_role("button", name="Use the winner's settings").click()
-    expect(page.locator(".kl-answer")).to_contain_text("Loaded")
+    expect(page.locator(".kl-answer")).to_have_text(f"Settings loaded: {won}")
     expect(page.locator("#kl-learning_rate")).to_have_value("0.001")
     assert visited.complaints.found == []

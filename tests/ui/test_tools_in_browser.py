@@ -18,6 +18,7 @@ from sd_scripts.families.sdxl.options import SdxlModelOptions
 from sd_scripts.runs.events import RunFinished
 from sd_scripts.runs.rundir import RunDirectory
 from tests.made_here import lora_of
+from tests.ui.on_screen import Eyes
 from tests.ui.standin_runs import options
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
@@ -79,4 +80,6 @@ def test_a_file_of_a_run_is_verified_with_one_click(studios: Callable[..., Any],
     assert isinstance(json.loads(report.read_text()), dict)
     page.locator(".kl-tool-report summary").first.click()
     assert visited.axe() == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    for width in (390, 1000, 1400, 1920):
+        page.set_viewport_size({"width": width, "height": 1080})
+        assert Eyes(page).flaws() == [], width
