@@ -92,7 +92,7 @@ window.sight ||= (() => {
     const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
     // What is cut off at the edge of the page makes nothing wider.
     const beyond = (node) => Math.round(boxOf(node).right - Math.min(innerWidth, node.closest(".gradio-container").getBoundingClientRect().right));
-    const cut = [...document.querySelectorAll(".kl-card, .kr-run, .kl-dialog")].filter((node) => isSeen(node) && beyond(node) > 1);
+    const cut = [...document.querySelectorAll(".kl-card, .kr-run, .kl-dialog, .kl-badge, .kr-badge")].filter((node) => isSeen(node) && beyond(node) > 1);
     const said = empty.map((node) => `an empty heading: ${node.outerHTML.slice(0, 80)}`);
     const over = [...document.querySelectorAll(".block > [data-testid=status-tracker]")].filter((node) => getComputedStyle(node).display !== "none");
     if (over.length) said.push(`${over.length} parts have a counter of seconds over them`);

@@ -278,3 +278,22 @@ def test_that_a_file_fills_the_form_is_said_in_the_readers_language(studio: Any,
         expect(page.locator(".kl-answer")).to_have_text(f"Einstellungen {said}: mine.toml")
     page.locator(".kl-language").select_option("en")
     expect(page.locator("html")).to_have_attribute("lang", "en")
+
+
+def test_long_titles_of_sections_leave_the_counts_beside_them_in_the_page(studio: Any, visit: Callable[..., Any]) -> None:
+    page = visit(studio.url).page
+    changed = {"seed": "42", "min_snr_gamma": "5", "noise_offset": "0.03", "gradient_accumulation_steps": "2", "max_grad_norm": "0.5"}
+    changed |= {"save_state": "true", "resume": "'/gone'", "lowram": "true", "log_with": "'tensorboard'", "ddp_timeout": "3"}
+    kohya = "network_module = 'networks.lora'\n" + "".join(f"{name} = {value}\n" for name, value in changed.items())
+    try:
+        for language in ("de", "ru"):
+            page.locator(".kl-language").select_option(language)
+            expect(page.locator("html")).to_have_attribute("lang", language)
+            page.locator("#kl-load").set_input_files({"name": "mine.toml", "mimeType": "text/plain", "buffer": kohya.encode()})
+            expect(page.locator(".kl-import")).to_be_visible()
+            assert page.locator(".kl-main .kl-badge:visible").count() > 2
+            for width in (360, 390, 760, 820):
+                page.set_viewport_size({"width": width, "height": 844})
+                assert Eyes(page).flaws() == [], (language, width)
+    finally:
+        page.evaluate("localStorage.clear(); sessionStorage.clear()")
