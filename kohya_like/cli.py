@@ -67,7 +67,8 @@ def _found(jobs: Sequence[Job], names: Sequence[str]) -> list[Job]:
 def _line(job: Job) -> dict[str, Any]:
     said, brief = desk.read(job.path), job.summary
     steps = {"step": brief.step, "steps": brief.steps, "stop_step": desk.stop_step(job)}
-    return {"name": job.name, "state": job.state, **steps, "loss": brief.loss, **said.row(), "label": said.called}
+    told = {"label": said.called, "notes": said.notes, "starred": said.starred, "tags": said.tags}
+    return {"name": job.name, "state": job.state, **steps, "loss": brief.loss, **told}
 
 
 def _steps(row: Mapping[str, Any]) -> str:

@@ -75,7 +75,10 @@ def test_show_says_each_thing_once_and_nothing_that_nobody_has_said(tmp_path: Pa
     assert cli.main(["runs", "show", "one", "--output_dir", str(tmp_path)]) == 0
     lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
     assert lines["steps"] == "0/40" and lines["size"].endswith(" MiB")
-    assert not {"label", "notes", "tags", "starred", "of steps", "loss"} & set(lines)
+    assert not {"label", "notes", "tags", "starred", "tried", "of steps", "loss"} & set(lines)
+    desk.try_out(run.path, desk.Tried((("Network rank", "8"),)))
+    assert cli.main(["runs", "show", "one", "--output_dir", str(tmp_path)]) == 0
+    assert "label: Network rank 8\n" in (told := capsys.readouterr().out) and "tried" not in told
     desk.say(run.path, {"label": {"before": "", "after": "The first"}, "starred": True})
     assert cli.main(["runs", "show", "one", "--output_dir", str(tmp_path)]) == 0
     assert "label: The first\n" in (shown := capsys.readouterr().out) and "starred: yes\n" in shown
