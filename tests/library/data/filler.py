@@ -31,6 +31,10 @@ def job(num_groups: int, log: Path) -> Job[int, list[int]]:
 
 
 def fill_cache(folder: Path, num_groups: int) -> None:
-    """Fills the cache in a folder, together with whoever else does, and leaves a file with how many things this process made."""
+    """Fills the cache in a folder, together with another who does and is waited for, and leaves a file with how many things this process
+    made."""
+    (folder / f"begun-{os.getpid()}").touch()
+    while len(list(folder.glob("begun-*"))) < 2:
+        time.sleep(0.005)
     made = fill(job(num_groups, folder / "log"), Cache(folder / "cache"), Notes(None), print, lambda what, done, total: None, 2)
     (folder / f"made-{os.getpid()}").write_text(str(made))
