@@ -33,6 +33,7 @@ from .table import (
     optimizer_of,
     rule_of,
     switch_to,
+    take_arguments,
     times,
     to,
     unneeded,
@@ -296,10 +297,8 @@ def _arguments(decay: float) -> Rule:
     def rule(sheet: ForeignSheet, key: str) -> None:
         if key.startswith("prodigy") and optimizer_of(str(sheet.value("optimizer") or "AdamW"))[0] != "Prodigy":
             sheet.skip(key, "it is for Prodigy")
-        elif sheet.decided("optimizer_args"):
-            sheet.skip(key, "it stands in optimizer_args together with the others")
         else:
-            sheet.take(key, "optimizer_args", _pairs(sheet, decay))
+            take_arguments(sheet, key, _pairs(sheet, decay))
 
     return rule
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported, Importer
-from sd_scripts.schema.sheet import is_empty, is_off, number, shown
+from sd_scripts.schema.sheet import is_empty, number, shown, unless_empty
 
 from .table import (
     ARGUMENT_NAMES,
@@ -34,8 +34,10 @@ from .table import (
     optimizer,
     optimizer_of,
     quantized,
+    released,
     sizes,
     switch_to,
+    take_arguments,
     times,
     times_by_size,
     to,
@@ -122,11 +124,10 @@ def read(name: str, given: Mapping[str, Any]) -> Imported:
 def _file(*names: str) -> Rule:
     """A part of the model: the first of our options that this kind of run has."""
 
+    @unless_empty
     def rule(sheet: ForeignSheet, key: str) -> None:
         option = next((name for name in names if name in sheet.known), None)
-        if is_empty(sheet.value(key)):
-            sheet.skip(key, "it is empty")
-        elif option is None:
+        if option is None:
             sheet.refuse(key, "this part comes with the base model")
         else:
             sheet.take(key, option, sheet.value(key))
@@ -346,18 +347,8 @@ def _optimizer_argument(sheet: ForeignSheet, key: str) -> None:
     name = key.rpartition(".")[2]
     if name not in kept:
         sheet.skip(key, f"it belongs to an optimizer that {ours} replaces" if why else f"{ours} does it its own way, or has no such thing")
-    elif sheet.decided("optimizer_args"):
-        sheet.skip(key, "it stands in optimizer_args together with the others")
     else:
-        sheet.take(key, "optimizer_args", [f"{one}={literal(sheet.value(f'optimizer.{one}'))}" for one in kept])
-
-
-def _released(sheet: ForeignSheet, key: str) -> None:
-    if is_off(sheet.value(key)) or "fused_backward_pass" not in sheet.known:
-        sheet.skip(key, "it is off" if is_off(sheet.value(key)) else "an adapter's gradients are small")
-    else:
-        sheet.put("max_grad_norm", 0.0, key)
-        sheet.take(key, "fused_backward_pass", True, "gradients are never there together, so max_grad_norm = 0")
+        take_arguments(sheet, key, [f"{one}={literal(sheet.value(f'optimizer.{one}'))}" for one in kept])
 
 
 def _clipping(sheet: ForeignSheet, key: str) -> None:
@@ -521,7 +512,7 @@ TABLE: Table = {
     **each("adapter.fuse_adapters[].", "path weight", _fused),
     "optimizer.type": optimizer(),
     "optimizer.lr": to("learning_rate"),
-    "optimizer.gradient_release": _released,
+    "optimizer.gradient_release": released,
     "optimizer.beta2_half_life": only(None, "the second beta does not follow the batch size; give betas in optimizer_args", banner=True),
     "optimizer.*": among(ARGUMENT_NAMES, _optimizer_argument),
     "monitoring.enable_wandb": switch_to("log_with", "wandb"),

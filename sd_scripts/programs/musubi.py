@@ -168,12 +168,10 @@ def _transformer(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule(*FILES)
+@unless_empty
 def _parts(sheet: KohyaSheet, key: str) -> None:
     option = next((name for name in FILES[key] if name in sheet.known), key)
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    else:
-        sheet.take(key, option, sheet.value(key))
+    sheet.take(key, option, sheet.value(key))
 
 
 @rule("vae_dtype")

@@ -517,6 +517,11 @@ def optimizer_of(name: str) -> tuple[str, str]:
     short = name.strip().lower().rpartition(".")[2]
     if short in _SAME:
         return _SAME[short], ""
+    return nearest_optimizer(short)
+
+
+def nearest_optimizer(short: str) -> tuple[str, str]:
+    """Our optimizer of the kind that the name of another one, in small letters, tells, and what is alike."""
     return next((ours, why) for piece, ours, why in _NEAREST if piece in short)
 
 
@@ -537,6 +542,24 @@ def literal(value: object) -> str:
     if isinstance(value, list | tuple):
         return "(" + ",".join(literal(item) for item in value) + ")"
     return str(value)
+
+
+def take_arguments(sheet: ForeignSheet, key: str, arguments: list[str]) -> None:
+    """optimizer_args, of which several keys of a file are parts: the first of them carries all."""
+    if sheet.decided("optimizer_args"):
+        sheet.skip(key, "it stands in optimizer_args together with the others")
+    else:
+        sheet.take(key, "optimizer_args", arguments)
+
+
+@unless_off
+def released(sheet: ForeignSheet, key: str) -> None:
+    """Weights that move as soon as their gradient is there."""
+    if "fused_backward_pass" not in sheet.known:
+        sheet.skip(key, "an adapter's gradients are small")
+    else:
+        sheet.put("max_grad_norm", 0.0, key)
+        sheet.take(key, "fused_backward_pass", True, "gradients are never there together, so max_grad_norm = 0")
 
 
 BITS = {

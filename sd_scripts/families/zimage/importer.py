@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from sd_scripts.programs.table import ForeignSheet, each, to, unneeded
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported, Importer
 from sd_scripts.schema.runs import RunOptions
-from sd_scripts.schema.sheet import MISSING, Sheet, is_empty, is_off, number, switch
+from sd_scripts.schema.sheet import MISSING, is_off, number, switch, unless_empty
 
 from .options import ZImageFull, ZImageNetwork
 
@@ -84,14 +85,14 @@ def _kind(given: Mapping[str, Any]) -> str:
     return str(trained) if condition == "text2img" else f"with images as conditions ({condition})"
 
 
-class AcrfSheet(Sheet):
+class AcrfSheet(ForeignSheet):
     """Settings of that program by `table.key`, as one kind of run."""
 
     def __init__(self, given: Mapping[str, Any], run: type[RunOptions]) -> None:
         opened: dict[str, object] = {}
         for table, entries in given.items():
             opened |= {f"{table}.{key}": value for key, value in entries.items()} if isinstance(entries, Mapping) else {table: entries}
-        super().__init__(run, opened)
+        super().__init__(PROGRAM, run, opened)
         self._by_name = {key.rpartition(".")[2]: key for key in opened}
 
     def said(self, name: str) -> object:
@@ -192,11 +193,10 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
     return enter
 
 
+@unless_empty
 def _plain(sheet: AcrfSheet, key: str) -> None:
     name, value = key.rpartition(".")[2], sheet.value(key)
-    if is_empty(value):
-        sheet.skip(key, "it is empty")
-    elif name in sheet.known:
+    if name in sheet.known:
         sheet.take(key, name, value)
     elif is_off(value):
         sheet.skip(key, "it is off")
@@ -204,33 +204,41 @@ def _plain(sheet: AcrfSheet, key: str) -> None:
         sheet.without_rule(key, name, PROGRAM)
 
 
-def _renamed(*pairs: tuple[str, str]) -> None:
-    for name, option in pairs:
-
-        def rule(sheet: AcrfSheet, key: str, option: str = option) -> None:
-            sheet.take(key, option, sheet.value(key))
-
-        _rule(name)(rule)
-
-
-_renamed(
-    ("shift", "scheduler_shift"),
-    ("dim", "network_dim"),
-    ("alpha", "network_alpha"),
-    ("lr_num_cycles", "lr_scheduler_num_cycles"),
-    ("num_train_epochs", "max_train_epochs"),
-    ("batch_size", "train_batch_size"),
-    ("max_sequence_length", "max_token_length"),
-    ("resume_lora", "network_weights"),
-)
+RULES |= {
+    "shift": to("scheduler_shift"),
+    "dim": to("network_dim"),
+    "alpha": to("network_alpha"),
+    "lr_num_cycles": to("lr_scheduler_num_cycles"),
+    "num_train_epochs": to("max_train_epochs"),
+    "batch_size": to("train_batch_size"),
+    "max_sequence_length": to("max_token_length"),
+    "resume_lora": to("network_weights"),
+    "turbo_steps": to("turbo_steps", "their noise levels are the sampler's own; make images with this many steps"),
+    "latent_jitter_scale": to("latent_jitter"),
+    "drop_text_ratio": to("caption_dropout_rate", "the empty caption"),
+    **each("", "base_shift max_shift base_seq_len max_seq_len", unneeded("it belongs to a shift by size; all sizes have one shift")),
+    "shuffle": unneeded("the order of the images is drawn anew in every epoch, there as well, whatever this says"),
+    **each(
+        "",
+        "auto_optimize gpu_tier gpu_memory_gb",
+        unneeded(
+            "there it replaces mixed_precision and gradient_accumulation_steps by the card's size; here what is written is what happens"
+        ),
+    ),
+    **each(
+        "",
+        "use_anchor num_workers cache_arch control_types conditioning_scale learning_rate_str base_weight",
+        unneeded("no training of this kind reads it there"),
+    ),
+    **each("", "name created modified", unneeded("it belongs to that program's page, not to the training")),
+}
 
 
 @_rule("dit")
+@unless_empty
 def _base(sheet: AcrfSheet, key: str) -> None:
     path = PurePosixPath(str(sheet.value(key)).replace("\\", "/"))
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    elif path.name == "transformer":
+    if path.name == "transformer":
         sheet.take(key, "pretrained_model_name_or_path", str(path.parent), "the folder of the whole model")
     else:
         sheet.take(key, "pretrained_model_name_or_path", str(path))
@@ -248,11 +256,6 @@ def _optimizer(sheet: AcrfSheet, key: str) -> None:
 @_rule("enable_turbo")
 def _objective(sheet: AcrfSheet, key: str) -> None:
     sheet.take(key, "objective", "flow" if is_off(sheet.value(key)) else "acrf")
-
-
-@_rule("turbo_steps")
-def _steps(sheet: AcrfSheet, key: str) -> None:
-    sheet.take(key, "turbo_steps", sheet.value(key), "their noise levels are the sampler's own; make images with this many steps")
 
 
 @_rule("jitter_scale")
@@ -386,11 +389,6 @@ def _free_schedule(sheet: AcrfSheet, key: str) -> None:
         sheet.take(key, "free_stream_final_ratio", sheet.value(key))
 
 
-@_rule("latent_jitter_scale")
-def _latent_jitter(sheet: AcrfSheet, key: str) -> None:
-    sheet.take(key, "latent_jitter", sheet.value(key))
-
-
 @_rule("enable_curvature", "lambda_curvature", "curvature_interval", "curvature_start_epoch")
 def _curvature(sheet: AcrfSheet, key: str) -> None:
     name = key.rpartition(".")[2]
@@ -423,11 +421,6 @@ def _guided(sheet: AcrfSheet, key: str) -> None:
         sheet.take(key, name, sheet.value(key))
 
 
-@_rule("drop_text_ratio")
-def _without_text(sheet: AcrfSheet, key: str) -> None:
-    sheet.take(key, "caption_dropout_rate", sheet.value(key), "the empty caption")
-
-
 @_rule("enable_timestep_aware_loss", "timestep_high_threshold", "timestep_low_threshold")
 def _by_level(sheet: AcrfSheet, key: str) -> None:
     if not switch(sheet.said("enable_timestep_aware_loss")):
@@ -442,11 +435,6 @@ def _shift_by_size(sheet: AcrfSheet, key: str) -> None:
         sheet.skip(key, "one shift for all sizes is what is done")
     else:
         sheet.lose(key, _ONE_SHIFT)
-
-
-@_rule("base_shift", "max_shift", "base_seq_len", "max_seq_len")
-def _line(sheet: AcrfSheet, key: str) -> None:
-    sheet.skip(key, "it belongs to a shift by size; all sizes have one shift")
 
 
 @_rule("training_type", "condition_mode", "model_type")
@@ -507,18 +495,6 @@ def _folders(sheet: AcrfSheet, key: str) -> None:
         sheet.put("resolution", [side, side], key)
 
 
-@_rule("shuffle")
-def _shuffle(sheet: AcrfSheet, key: str) -> None:
-    sheet.skip(key, "the order of the images is drawn anew in every epoch, there as well, whatever this says")
-
-
-@_rule("auto_optimize", "gpu_tier", "gpu_memory_gb")
-def _hardware(sheet: AcrfSheet, key: str) -> None:
-    sheet.skip(
-        key, "there it replaces mixed_precision and gradient_accumulation_steps by the card's size; here what is written is what happens"
-    )
-
-
 @_rule("resume")
 def _resume(sheet: AcrfSheet, key: str) -> None:
     if switch(sheet.value(key)):
@@ -554,16 +530,6 @@ def _of_something_off(sheet: AcrfSheet, key: str) -> None:
         sheet.refuse(key, "Adafactor has no steps of its own here; learning_rate is taken at its word")
     else:
         sheet.refuse(key, "as many regularisation images are shown as others; prior_loss_weight weights them")
-
-
-@_rule("use_anchor", "num_workers", "cache_arch", "control_types", "conditioning_scale", "learning_rate_str", "base_weight")
-def _unused(sheet: AcrfSheet, key: str) -> None:
-    sheet.skip(key, "no training of this kind reads it there")
-
-
-@_rule("name", "created", "modified")
-def _of_the_page(sheet: AcrfSheet, key: str) -> None:
-    sheet.skip(key, "it belongs to that program's page, not to the training")
 
 
 IMPORTER = Importer("one of the AC-RF trainer (.toml or .json)", (".toml", ".json"), looks_like, read)

@@ -7,11 +7,9 @@ from sd_scripts.schema.sheet import is_empty, is_off, number, shown, switch, unl
 from ..table import NOT_HERE, ForeignSheet, Table, each, folder_here, here, only, sides_here, switched_here, unneeded
 
 
+@unless_empty
 def _trigger(sheet: ForeignSheet, key: str) -> None:
     word = sheet.value(key)
-    if is_empty(word):
-        sheet.skip(key, "it is empty")
-        return
     more = f"a caption with neither gets it put first there; for such captions set caption_prefix = {shown(word)}"
     for index in range(max(1, len(sheet.sets), sum(name.endswith("].folder_path") for name in sheet.given))):
         sheet.one(f"[{index}]").setdefault("class_tokens", (word, key))
@@ -19,12 +17,10 @@ def _trigger(sheet: ForeignSheet, key: str) -> None:
     sheet.conflicts.append(f"trigger_word = {shown(word)}: {more}")
 
 
+@unless_empty
 def _controls(sheet: ForeignSheet, key: str) -> None:
     names = ("control_path", "control_path_1", "control_path_2", "control_path_3")
-    value = sheet.value(key)
-    if is_empty(value):
-        sheet.skip(key, "it is empty")
-    elif "control_data_dir" not in sheet.known:
+    if "control_data_dir" not in sheet.known:
         sheet.lose(key, "this model takes no control images")
     else:
         found = [sheet.beside(key, name) for name in names]

@@ -65,13 +65,12 @@ def _of_whole_model(option: str) -> Rule:
     return where(lambda sheet: sheet.run.method == "full", _shown_pieces(option), "it is for a whole model; network_kwargs tell an adapter")
 
 
+@unless_empty
 def _rank(sheet: ForeignSheet, key: str) -> None:
     lokr = str(sheet.value("network.type") or "").lower() == "lokr" and sheet.value("network.lokr_full_rank") is not False
     name = key.rpartition(".")[2]
     option = "network_dim" if name in ("linear", "rank") else "network_alpha"
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    elif lokr and option == "network_dim":
+    if lokr and option == "network_dim":
         sheet.take(key, option, 4096, "whole matrices, which is what lokr_full_rank means there")
     elif lokr:
         sheet.skip(key, "whole matrices have no alpha")

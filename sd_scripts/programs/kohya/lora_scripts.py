@@ -10,7 +10,7 @@ from typing import Any
 
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import toml_of
-from sd_scripts.schema.sheet import is_empty, is_off, parts
+from sd_scripts.schema.sheet import is_empty, is_off, parts, unless_off
 
 from .rules import write_prompts
 from .sheet import KohyaSheet, Table, rules
@@ -75,8 +75,6 @@ def _previews(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule("randomly_choice_prompt")
+@unless_off
 def _drawn_caption(sheet: KohyaSheet, key: str) -> None:
-    if is_off(sheet.value(key)):
-        sheet.skip(key, "it is off")
-    else:
-        sheet.refuse(key, "no caption is drawn for previews; write a prompt as sample_prompts")
+    sheet.refuse(key, "no caption is drawn for previews; write a prompt as sample_prompts")

@@ -110,11 +110,10 @@ def _compiles(sheet: KohyaSheet) -> bool:
 
 
 @rule("torch_compile", "dynamo_backend")
+@unless_off
 def _compiling(sheet: KohyaSheet, key: str) -> None:
     backend = str(sheet.value(key)).lower()
-    if is_off(sheet.value(key)):
-        sheet.skip(key, "it is off")
-    elif key == "torch_compile":
+    if key == "torch_compile":
         sheet.take(key, "compile", True)
     elif not sheet.on("torch_compile") and not sheet.page and backend == "inductor":
         # sd-scripts has inductor as its default, which means nothing without torch_compile.

@@ -80,11 +80,10 @@ def _whole_matrices(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule("network_dim", "network_alpha")
+@unless_empty
 def _rank(sheet: KohyaSheet, key: str) -> None:
     rank = sheet.number("network_dim") or 0
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    elif _ours(sheet) == "oft":
+    if _ours(sheet) == "oft":
         sheet.skip(key, "oft has oft_block_size instead of a rank")
     elif type_name(sheet) == "ia3":
         sheet.skip(key, "iA3 has no rank")
@@ -156,6 +155,7 @@ def _dora(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule("use_cp", "use_tucker", "use_scalar", "rank_dropout_scale", "train_norm", "rescaled", "constrain", "constraint", "enable_all_linear")
+@unless_off
 def _lycoris_extras(sheet: KohyaSheet, key: str) -> None:
     what = {
         "use_cp": "Tucker factors are not made; layers are factored without them",
@@ -165,9 +165,7 @@ def _lycoris_extras(sheet: KohyaSheet, key: str) -> None:
         "train_norm": "norms are not trained; what an adapter trains are linear layers and convolutions",
         "enable_all_linear": "target_modules chooses the layers",
     }
-    if is_off(sheet.value(key)):
-        sheet.skip(key, "it is off")
-    elif sheet.page and type_name(sheet) in _ORDINARY and not str(sheet.value("LoRA_type")).startswith("LyCORIS"):
+    if sheet.page and type_name(sheet) in _ORDINARY and not str(sheet.value("LoRA_type")).startswith("LyCORIS"):
         sheet.skip(key, f"this type ({type_name(sheet)}) does not use it")
     else:
         sheet.lose(key, what.get(key, "limits on rotations are not part of this version; a lower learning rate does the same in part"))
@@ -200,12 +198,11 @@ def _start(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule("block_dims", "block_alphas", "conv_block_dims", "conv_dims", "conv_block_alphas", "conv_alphas")
+@unless_empty
 def _blocks(sheet: KohyaSheet, key: str) -> None:
     option = {"conv_dims": "conv_block_dims"}.get(key, key)
     wanted = sum(sheet.kohya.unet_blocks or ()) if sheet.kohya is not None else 0
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    elif not wanted:
+    if not wanted:
         sheet.skip(key, "it is for UNets; see network_reg_dims")
     elif option in ("conv_block_alphas", "conv_alphas"):
         sheet.lose(key, "convolutions have one alpha in all blocks: conv_alpha")
@@ -238,11 +235,10 @@ _SIDES = {"down_lr_weight": 0, "mid_lr_weight": 1, "up_lr_weight": 2}
 
 
 @rule(*_SIDES)
+@unless_empty
 def _block_rates(sheet: KohyaSheet, key: str) -> None:
     counts = sheet.kohya.unet_blocks if sheet.kohya is not None else None
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    elif counts is None:
+    if counts is None:
         sheet.skip(key, "it is for UNets; see network_reg_lrs")
     elif type_name(sheet) not in _ORDINARY:
         sheet.skip(key, f"this type ({type_name(sheet)}) does not use it")
@@ -403,23 +399,21 @@ _ADAPTER_RATES = ("text_encoder_lr1", "text_encoder_lr2")
 
 
 @rate(*_ADAPTER_RATES)
+@unless_empty
 def _text_rates_of_adapter(sheet: KohyaSheet, key: str) -> None:
     """Rates of the text encoders one by one, as the documents of sd-scripts write them."""
     rates = [sheet.number(name) for name in _ADAPTER_RATES if sheet.number(name) is not None]
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    elif not sheet.trains_text or sheet.run.method == "full" or "text_encoder_lr" not in sheet.known:
+    if not sheet.trains_text or sheet.run.method == "full" or "text_encoder_lr" not in sheet.known:
         sheet.skip(key, "the text encoders are not trained")
     else:
         sheet.take(key, "text_encoder_lr", [str(rate) for rate in (rates[:1] if len(set(rates)) == 1 else rates)])
 
 
 @rate("learning_rate_te", "learning_rate_te1", "learning_rate_te2")
+@unless_empty
 def _text_rates_of_model(sheet: KohyaSheet, key: str) -> None:
     names = sheet.kohya.text_rates if sheet.kohya is not None else ()
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    elif not sheet.trains_text or sheet.run.method == "network":
+    if not sheet.trains_text or sheet.run.method == "network":
         sheet.skip(key, "the text encoders are not trained" if sheet.run.method == "full" else "adapters have text_encoder_lr")
     elif key not in names:
         others = [FACTS[family].label for family, facts in KOHYA.items() if key in facts.text_rates]

@@ -9,7 +9,7 @@ from sd_scripts.schema import kohya_words as words
 from sd_scripts.schema.optimizer import SCHEDULE_FREE, ZOO
 from sd_scripts.schema.sheet import is_empty, is_off, unless_empty, unless_off
 
-from ..table import DIFFUSERS_LINE, size_shift, takes
+from ..table import DIFFUSERS_LINE, nearest_optimizer, size_shift, takes
 from .sheet import KohyaSheet, Table, rules
 
 RECIPE: Table = {}
@@ -20,13 +20,6 @@ rule = rules(RECIPE)
 
 _NESTEROV = ("sgdnesterov", "sgdnesterov8bit")
 """SGD, of which Nesterov's momentum is an argument."""
-_NEAREST = {
-    "dadapt": ("Prodigy", "which finds its own step size too, from a learning rate of 1"),
-    "prodigy": ("Prodigy", "of the same family"),
-    "ademamix": ("AdEMAMix", "of the same kind"),
-    "sgd": ("SGD", "the nearest there is"),
-    "": ("AdamW", "the usual choice"),
-}
 
 
 def _optimizer(name: str) -> tuple[str, str]:
@@ -34,7 +27,7 @@ def _optimizer(name: str) -> tuple[str, str]:
     short = words.bare_name(name)
     if short in words.OPTIMIZERS_BY_NAME or short in _NESTEROV:
         return words.OPTIMIZERS_BY_NAME.get(short, "SGD"), ""
-    return next(found for part, found in _NEAREST.items() if part in short)
+    return nearest_optimizer(short)
 
 
 @rule("optimizer", "optimizer_type")

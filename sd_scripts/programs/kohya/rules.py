@@ -205,11 +205,10 @@ def _caption_length(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule(*named("clip_l", "t5xxl"), "sd3_clip_l", "sd3_t5xxl")
+@unless_empty
 def _text_encoder_files(sheet: KohyaSheet, key: str) -> None:
     option = NAMES.get(key, key).removeprefix("sd3_")
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    elif option not in sheet.known or sheet.other_family:
+    if option not in sheet.known or sheet.other_family:
         sheet.skip(key, f"text encoders come with the base model; files of their own are for {sheet.families_with(option)}")
     elif key.startswith("sd3_"):
         sheet.skip(key, f"it is the path for Stable Diffusion 3; {FACTS[sheet.run.family].label} has one of its own")
@@ -221,11 +220,10 @@ def _text_encoder_files(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule("train_data_dir", "image_folder", "reg_data_dir", "in_json")
+@unless_empty
 def _folders(sheet: KohyaSheet, key: str) -> None:
     option = "train_data_dir" if key == "image_folder" else key
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    elif not is_empty(sheet.value("dataset_config")):
+    if not is_empty(sheet.value("dataset_config")):
         sheet.skip(key, "dataset_config replaces it")
     else:
         sheet.take(key, option, sheet.value(key))
@@ -457,11 +455,10 @@ def _wandb(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule("wandb_run_name", "log_tracker_name")
+@unless_empty
 def _tracker_names(sheet: KohyaSheet, key: str) -> None:
     tracker = "wandb" if sheet.on("use_wandb") else str(sheet.value("log_with") or "")
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    elif tracker in ("wandb", "all") or (tracker == "tensorboard" and key == "log_tracker_name"):
+    if tracker in ("wandb", "all") or (tracker == "tensorboard" and key == "log_tracker_name"):
         sheet.plain(key)
     else:
         sheet.skip(key, "log_with names no tracker that would use it")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import PureWindowsPath
 
 from sd_scripts.runs.layers import layers_of
-from sd_scripts.schema.sheet import is_empty, is_off, shown, unless_off
+from sd_scripts.schema.sheet import is_empty, is_off, shown, unless_empty, unless_off
 
 from ..table import BITS, ForeignSheet, Rule, Table, TwoWay, each, more_than_zero, only, quantized, targets, to, unneeded, where
 
@@ -199,13 +199,12 @@ def _stopped(sheet: ForeignSheet, key: str) -> None:
         sheet.lose(key, "parts are trained to the end; a lower rate does it in part")
 
 
+@unless_empty
 def _part_file(sheet: ForeignSheet, key: str) -> None:
     part, value = key.split(".")[0], sheet.value(key)
     options = {"vae": ("vae", "ae"), "text_encoder": ("text_encoder",), "transformer": ("pretrained_model_name_or_path",)}
     option = next((name for name in options.get(part, ()) if name in sheet.known), None)
-    if is_empty(value):
-        sheet.skip(key, "it is empty")
-    elif part == "transformer":
+    if part == "transformer":
         base = sheet.value("base_model_name")
         if str(value).startswith(("http://", "https://")):
             sheet.lose(key, "a file is not fetched by its address; download it and give its path as pretrained_model_name_or_path")

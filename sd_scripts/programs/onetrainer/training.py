@@ -22,10 +22,12 @@ from ..table import (
     only,
     optimizer,
     optimizer_of,
+    released,
     shifted,
     size_shift,
     sizes,
     switch_to,
+    take_arguments,
     times,
     times_by_size,
     to,
@@ -280,12 +282,8 @@ def _optimizer_argument(sheet: ForeignSheet, key: str) -> None:
     name = key.rpartition(".")[2]
     ours, why = optimizer_of(str(sheet.value("optimizer.optimizer") or "ADAMW"))
     value = sheet.value(key)
-    if name in ("fused_back_pass", "fsdp_in_use"):
-        if not is_off(value) and name == "fused_back_pass" and "fused_backward_pass" in sheet.known:
-            sheet.put("max_grad_norm", 0.0, key)
-            sheet.take(key, "fused_backward_pass", True, "gradients are never there together, so max_grad_norm = 0")
-        else:
-            sheet.skip(key, "it is off" if is_off(value) else "an adapter's gradients are small")
+    if name == "fused_back_pass":
+        released(sheet, key)
     elif is_empty(value):
         sheet.skip(key, "it is empty")
     elif why:
@@ -328,10 +326,8 @@ def _arguments(sheet: ForeignSheet, key: str, ours: str) -> None:
     name = key.rpartition(".")[2]
     if not any(name in pair for pair in pairs) and not (name in ("beta1", "beta2") and any("betas" in pair for pair in pairs)):
         sheet.skip(key, f"{ours} has no such thing")
-    elif sheet.decided("optimizer_args") or not pairs:
-        sheet.skip(key, "it stands in optimizer_args together with the others" if pairs else f"{ours} has no such thing")
     else:
-        sheet.take(key, "optimizer_args", pairs)
+        take_arguments(sheet, key, pairs)
 
 
 def _ema(sheet: ForeignSheet, key: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sd_scripts.schema.sheet import is_empty, unless_empty
 
-from ..table import PRECISIONS, ForeignSheet, Rule, Table, each, literal, only, optimizer, to, unneeded, where, words
+from ..table import PRECISIONS, ForeignSheet, Rule, Table, each, literal, only, optimizer, take_arguments, to, unneeded, where, words
 from .keys import DEFAULTS, ENCODERS_DEVICES, NOT_NEEDED, NOT_READ, PLAIN, SEED_KEYS
 from .models import IMAGE_ATTENTION, MODELS, PARTS, ends, name_of
 
@@ -247,14 +247,10 @@ def _side(area: object) -> int | None:
 
 
 def _optimizer_argument(sheet: ForeignSheet, key: str) -> None:
-    """Arguments besides the rate; the first of them carries all."""
+    """Arguments besides the rate."""
     prefix = "optimizer.init_args."
-    names = [name for name in sheet.given if name.startswith(prefix) and name != f"{prefix}lr"]
-    if key != names[0]:
-        sheet.skip(key, "it stands in optimizer_args together with the others")
-    else:
-        pairs = [f"{name.removeprefix(prefix)}={literal(sheet.given[name])}" for name in names if sheet.given[name] is not None]
-        sheet.take(key, "optimizer_args", pairs)
+    given = {name.removeprefix(prefix): value for name, value in sheet.given.items() if name.startswith(prefix) and value is not None}
+    take_arguments(sheet, key, [f"{name}={literal(value)}" for name, value in given.items() if name != "lr"])
 
 
 def _limit(sheet: ForeignSheet, key: str) -> None:

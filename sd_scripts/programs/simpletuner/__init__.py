@@ -12,7 +12,7 @@ from typing import Any
 
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported, Importer
-from sd_scripts.schema.sheet import is_empty, is_off, parts, shown, unless_off
+from sd_scripts.schema.sheet import is_empty, is_off, parts, shown, unless_empty, unless_off
 
 from ..table import (
     DIFFUSERS_LINE,
@@ -269,12 +269,10 @@ def _offloaded(sheet: ForeignSheet, key: str) -> None:
     sheet.lose(key, "layers are not moved one by one; set blocks_to_swap to as many of the network's blocks as do not fit")
 
 
+@unless_empty
 def _targets(sheet: ForeignSheet, key: str) -> None:
     names = [name for name in parts(sheet.value(key)) if name.strip("'\"")]
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    else:
-        sheet.take(key, "target_modules", ends_of_names(names), "ends of names, as there")
+    sheet.take(key, "target_modules", ends_of_names(names), "ends of names, as there")
 
 
 def _flux_layers(sheet: ForeignSheet, key: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sd_scripts.schema.sheet import is_empty, is_off, shown
+from sd_scripts.schema.sheet import is_empty, is_off, shown, unless_empty
 
 from ..table import ForeignSheet, Rule, Table, each, folder_here, here, only, switched_here, unneeded
 
@@ -103,11 +103,10 @@ def _captions(sheet: ForeignSheet, key: str) -> None:
         sheet.lose(key, "a caption is one line here, the first of its text; join the lines")
 
 
+@unless_empty
 def _prompt(sheet: ForeignSheet, key: str) -> None:
     alone = str(_own(sheet, key, "caption_strategy")) == "instanceprompt" or bool(_own(sheet, key, "only_instance_prompt"))
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    elif alone:
+    if alone:
         sheet.set_here(key, "class_tokens", sheet.value(key), "the caption of images that have no text beside them")
     elif not is_off(_own(sheet, key, "prepend_instance_prompt")):
         sheet.set_here(key, "caption_prefix", sheet.value(key))

@@ -14,6 +14,8 @@ from ..table import (
     more_than_zero,
     only,
     optimizer,
+    released,
+    take_arguments,
     times,
     times_by_size,
     to,
@@ -100,10 +102,10 @@ def _adam(sheet: ForeignSheet, key: str) -> None:
     pairs += [f"eps={sheet.value('adam_epsilon')}"] if sheet.number("adam_epsilon") is not None else []
     if "adam" not in str(sheet.value("optimizer") or "adamw_bf16"):
         sheet.skip(key, "it is for Adam")
-    elif sheet.decided("optimizer_args") or not pairs:
-        sheet.skip(key, "it stands in optimizer_args together with the others" if pairs else "one of two betas alone says nothing")
+    elif not pairs:
+        sheet.skip(key, "one of two betas alone says nothing")
     else:
-        sheet.take(key, "optimizer_args", pairs)
+        take_arguments(sheet, key, pairs)
 
 
 def _schedule(sheet: ForeignSheet, key: str) -> None:
@@ -115,14 +117,6 @@ def _schedule(sheet: ForeignSheet, key: str) -> None:
         sheet.lose(key, "a rate that swings is not here; lr_scheduler = cosine was put")
     else:
         sheet.lose(key, "it is not here; choose lr_scheduler")
-
-
-def _released(sheet: ForeignSheet, key: str) -> None:
-    if is_off(sheet.value(key)) or "fused_backward_pass" not in sheet.known:
-        sheet.skip(key, "it is off" if is_off(sheet.value(key)) else "an adapter's gradients are small")
-    else:
-        sheet.put("max_grad_norm", 0.0, key)
-        sheet.take(key, "fused_backward_pass", True, "gradients are never there together, so max_grad_norm = 0")
 
 
 def _compiled(sheet: ForeignSheet, key: str) -> None:
@@ -187,7 +181,7 @@ TABLE: Table = {
     "optimizer": optimizer(),
     **each("", "adam_beta1 adam_beta2 optimizer_beta1 optimizer_beta2 adam_weight_decay adam_epsilon", _adam),
     "optimizer_config": only(None, "write them as optimizer_args, key=value", banner=True),
-    "optimizer_release_gradients": _released,
+    "optimizer_release_gradients": released,
     "lr_scheduler": _schedule,
     "lr_warmup_steps": to("lr_warmup_steps"),
     "lr_num_cycles": where(
