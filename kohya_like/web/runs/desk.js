@@ -23,7 +23,6 @@ export function makeDesk(view, root) {
       if (said.label !== undefined) run = { ...run, ...said };
       problem = "";
       view.poll();
-      view.options.changed();
       return said;
     } catch (error) {
       problem = error.message;
@@ -72,11 +71,11 @@ export function makeDesk(view, root) {
 
   const isAsked = ({ asked }) => Boolean(asked && (asked.save || asked.sample || asked.other));
 
-  // Of a run at work: what it shall do after its present step.
-  async function ask(order, sentence) {
+  // Sends an order; what is answered is the run's part of this name, and sentence is what to say of it.
+  async function send(part, place, order, sentence) {
     try {
-      const asked = await post(address(run.name, "/ask"), order);
-      run = { ...run, asked };
+      const answer = await post(place, order);
+      run = { ...run, [part]: answer };
       problem = "";
       promised = sentence;
       view.note(sentence);
@@ -86,6 +85,10 @@ export function makeDesk(view, root) {
     view.poll();
     draw();
   }
+
+  // Of a run at work: what it shall do after its present step.
+  const ask = (order, sentence) => send("asked", address(run.name, "/ask"), order, sentence);
+  const plan = (order, sentence) => send("queue", "/kl/desk/queue", { run: run.name, ...order }, sentence);
 
   function stopAt(event) {
     event.preventDefault();
@@ -124,19 +127,6 @@ export function makeDesk(view, root) {
           ${asked.stop_step !== null && html`<button type="button" class="kr-button" onClick=${() => ask({ what: "stop_at", step: null }, t`It trains to its last step.`)}>${t`Train to the end`}</button>`}</form></div>
       ${asked.draws && asked.prompts && otherPrompts()}
       ${waits.length > 0 && html`<p class="kr-note">${t`Asked for after the present step: ${listed(waits)}.`}</p>`}`;
-  }
-
-  async function plan(order, sentence) {
-    try {
-      run = { ...run, queue: await post("/kl/desk/queue", { run: run.name, ...order }) };
-      problem = "";
-      view.note(sentence);
-    } catch (error) {
-      problem = error.message;
-    }
-    view.poll();
-    view.options.changed();
-    draw();
   }
 
   // datetime-local writes the reader's own time.
