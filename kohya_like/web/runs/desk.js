@@ -23,6 +23,7 @@ export function makeDesk(view, root) {
       if (said.label !== undefined) run = { ...run, ...said };
       problem = "";
       view.poll();
+      view.options.changed();
       return said;
     } catch (error) {
       problem = error.message;
@@ -83,6 +84,7 @@ export function makeDesk(view, root) {
       problem = error.message;
     }
     view.poll();
+    view.options.changed();
     draw();
   }
 
