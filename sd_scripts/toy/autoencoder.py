@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sd_scripts.dataset.progress import Bar
 
-from . import worlds
+from . import edits, worlds
 
 LATENT_CHANNELS = 16
 DOWNSCALE = 8  # four blocks halve the sides three times
@@ -38,8 +38,9 @@ class VaeSettings:
     color_weight: float = 1.0
     """How many times an error of colour counts compared with one of brightness, which all three channels share."""
     num_decoder_steps: int = 1000
-    """Steps of a second round of the decoder alone, at the sizes of all bases; latents stay as they are. Its norms see the whole image:
-    taught at 64 pixels it draws grounds of 128 lighter, by 8 of 255 on average."""
+    """Steps of each of two more rounds, of the decoder alone, at the sizes of all bases; latents stay as they are. Its norms see the whole
+    image: taught at 64 pixels it draws grounds of 128 lighter, by 8 of 255 on average, and without the border that half of the images of
+    the last round have it darkens a ground inside of one by as much."""
     decoder_batch_size: int = 8
     decoder_learning_rate: float = 1e-3
 
@@ -103,6 +104,12 @@ def any_image(width: int, height: int, rng: np.random.Generator) -> tuple[Image.
     return Image.fromarray(np.rint(canvas).astype(np.uint8)), shown[..., 0]
 
 
+def any_framed_image(width: int, height: int, rng: np.random.Generator) -> tuple[Image.Image, np.ndarray]:
+    """The same, half of them with the border that "add a border" asks for."""
+    image, shown = any_image(width, height, rng)
+    return edits.framed(image) if rng.random() < 0.5 else image, shown
+
+
 AnyImage = Callable[[int, int, np.random.Generator], tuple[Image.Image, np.ndarray]]
 """(width, height, rng) -> an image to train on, and the mask (height, width) in [0, 1] of what counts more in it."""
 
@@ -138,11 +145,12 @@ def train_vae(settings: VaeSettings, seed: int) -> AutoencoderKL:
         seed,
     )
     fold_scale(vae, *_latent_statistics(vae, seed))
-    teach_decoder(vae, settings, seed + 1)
+    teach_decoder(vae, settings, any_image, seed + 1)
+    teach_decoder(vae, settings, any_framed_image, seed + 2)
     return vae
 
 
-def teach_decoder(vae: AutoencoderKL, settings: VaeSettings, seed: int) -> None:
+def teach_decoder(vae: AutoencoderKL, settings: VaeSettings, drawn: AnyImage, seed: int) -> None:
     """Goes on with the decoder alone, on what the stored encoder will make of images: its weights are halves."""
     vae.half().float()
     settings = replace(
@@ -157,7 +165,7 @@ def teach_decoder(vae: AutoencoderKL, settings: VaeSettings, seed: int) -> None:
         vae,
         lambda pixels: vae.encode(pixels).latent_dist,
         lambda latents: vae.decode(latents).sample,
-        batches(settings, seed, sizes=worlds.SIZES + worlds.LARGE_SIZES),
+        batches(settings, seed, drawn, worlds.SIZES + worlds.LARGE_SIZES),
         settings,
         seed,
     )

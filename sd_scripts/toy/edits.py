@@ -245,9 +245,14 @@ def obeyed(edit: Edit, source: Image.Image, result: Image.Image) -> bool:
     readings = worlds.read_all(_without_border(result, source) if edit.kind == "border" else result)
     if len(readings) != len(wanted) or not all(any(reading.shows(thing) for reading in readings) for thing in wanted):
         return False
+    return kept_difference(edit, source, result) <= _MAX_KEPT_DIFFERENCE
+
+
+def kept_difference(edit: Edit, source: Image.Image, result: Image.Image) -> float:
+    """How far pixels of the result that the edit does not change are from the source's: mean over them and over channels, 0 to 255."""
     kept = ~_changed(edit, *source.size)
     before, after = (np.asarray(image.convert("RGB"), dtype=np.float32) for image in (source, result))
-    return bool(np.abs(before - after)[kept].mean() <= _MAX_KEPT_DIFFERENCE)
+    return float(np.abs(before - after)[kept].mean())
 
 
 def _without_border(image: Image.Image, source: Image.Image) -> Image.Image:

@@ -3,11 +3,12 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusionXLPipeline
 
-from sd_scripts.toy import autoencoder, build, pretraining, sdxl, worlds
+from sd_scripts.toy import autoencoder, build, edits, pretraining, sdxl, worlds
 from sd_scripts.toy.build import BuildPlan
 
 
@@ -89,9 +90,20 @@ def test_folding_the_scale_changes_latents_as_told_and_images_not_at_all():
 def test_the_second_round_teaches_the_decoder_and_leaves_latents_as_the_stored_encoder_has_them():
     vae, settings = autoencoder.new_vae(1).eval().requires_grad_(False), autoencoder.VaeSettings(num_decoder_steps=2, decoder_batch_size=2)
     before = {name: tensor.half().float() for name, tensor in vae.state_dict().items()}
-    autoencoder.teach_decoder(vae, settings, 0)
+    autoencoder.teach_decoder(vae, settings, autoencoder.any_framed_image, 0)
     same = {name for name, tensor in vae.state_dict().items() if torch.equal(tensor, before[name])}
     assert same == {name for name in before if name.startswith(("encoder.", "quant_conv."))}
+
+
+def test_half_of_the_images_of_the_last_round_have_a_border_and_are_otherwise_the_same():
+    found = []
+    for n in range(40):
+        plain, shown = autoencoder.any_image(96, 64, worlds.rng_for(3, n))
+        image, mask = autoencoder.any_framed_image(96, 64, worlds.rng_for(3, n))
+        assert np.array_equal(mask, shown)
+        found.append(image.tobytes() == edits.framed(plain).tobytes())
+        assert found[-1] or image.tobytes() == plain.tobytes()
+    assert 10 <= sum(found) <= 30
 
 
 def test_images_go_to_pixels_and_back_unchanged():
