@@ -43,8 +43,6 @@ class Promise:
     before: Callable[[Page, Path], object] | None = None
     rare: bool = False
     """Pressed by the long form alone: another like it is always pressed."""
-    brief: bool = False
-    """It gives way to what the run itself says next, so it is looked at in this size alone."""
 
 
 def fill(**texts: str) -> Callable[[Page, Path], None]:
@@ -342,7 +340,7 @@ PROMISES: list[Promise] = [
     Promise("Sample these once", f"{RUNS} .kr-status", "once", RUNS),
     Promise("Use these from now on", f"{RUNS} .kr-status", "from now on", RUNS),
     Promise("Stop", f"{RUNS} .kr-status", "Asked to stop", RUNS),
-    Promise("End now", f"{RUNS} .kr-status", "Ended", RUNS, brief=True),
+    Promise("End now", f"{RUNS} .kr-status", "Ended", RUNS),
     row("broken"),
     Promise("[☆★] Star", f"{RUNS} .kr-desk [aria-pressed=true]", place=f"{RUNS} .kr-desk"),
     Promise("Report", f"{RUNS} .kr-desk", gives="download", place=f"{RUNS} .kr-desk"),
@@ -535,7 +533,7 @@ def kept(page: Page, root: Path, promise: Promise, others: list[tuple[int, int]]
         return faults
     faults = eyes.faults(promise.shows, promise.says, promise.at_once) + eyes.flaws()
     here = page.viewport_size
-    for width, height in () if promise.brief else others:
+    for width, height in others:
         page.set_viewport_size({"width": width, "height": height})
         faults += [f"{line}, at {width}x{height}" for line in eyes.faults(promise.shows, promise.says, at_once=False) + eyes.flaws()]
     if others and here:
