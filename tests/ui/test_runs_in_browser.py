@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Locator, Page, Response, expect
+from playwright.sync_api import Locator, Page, Response, Route, expect
 
 from kohya_like import presets
 from kohya_like.supervisor import Job, JobSupervisor
@@ -564,3 +564,32 @@ def test_what_somebody_says_of_a_run_is_in_the_list_without_waiting_for_its_next
     expect(page.locator("#kl-runs .kr-row-name")).to_have_text("After")
     page.get_by_role("button", name="Star").click()
     expect(page.locator("#kl-runs .kr-row-name")).to_have_text("After ★")
+
+
+def test_what_ending_a_run_now_has_said_stays_when_the_run_is_seen_to_have_ended(
+    studios: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    root = tmp_path / "output"
+    supervisor = JobSupervisor(root, command("stubborn"))
+    job = supervisor.start(SCRIPT, options(root, output_name="ending"))
+    try:
+        page = visit(studios(output_dir=root).url).page
+        runs_tab(page, "ending")
+        page.get_by_role("button", name="Stop", exact=True).click()
+        expect(page.locator("#kl-runs .kr-status")).to_contain_text("Asked to stop")
+        expect(page.get_by_role("button", name="End now")).to_be_visible()
+        # The page hears how the run is doing once it has been told that it is ended.
+        held: list[Route] | None = []
+        page.route(re.compile(r"/kl/run/[^/?]+([?]|$)"), lambda route: route.continue_() if held is None else held.append(route))
+        page.get_by_role("button", name="End now").click()
+        expect(page.locator("#kl-runs .kr-status")).to_contain_text("Ended without waiting")
+        waiting, held = held, None
+        for each in waiting:
+            each.continue_()
+        expect(page.locator("#kl-runs .kr-run .kr-badge")).to_have_text("Stopped")
+        expect(page.locator("#kl-runs .kr-status")).to_contain_text("Resume continues from the last saved state")
+    finally:
+        supervisor.stop(job, grace_seconds=0)
+        supervisor.close()

@@ -137,6 +137,7 @@ export class RunView {
     this.root.hidden = true;
     this.asking = new AbortController();
     this.leaving = false;
+    this.lasting = false; // what was said last holds of the run that has ended, too
     this.forget();
     this.poll = repeat(options.element, () => this.read());
     repeat(options.element, () => this.readMachine());
@@ -145,7 +146,7 @@ export class RunView {
   buttons() {
     const button = (label, work, kind = "") => make("button", { type: "button", class: `kr-button ${kind}`, text: label, onclick: work });
     this.stop = button(t`Stop`, () => this.order("stop", t`Asked to stop: it finishes its step, saves its state and ends.`));
-    this.kill = button(t`End now`, () => this.order("stop?now=1", t`Ended without waiting; Resume continues from the last saved state.`), "kr-danger");
+    this.kill = button(t`End now`, () => this.order("stop?now=1", t`Ended without waiting; Resume continues from the last saved state.`, true), "kr-danger");
     this.resume = button(t`Resume`, () => this.order("resume", t`Continues from the last saved state.`), "kr-primary");
     this.use = button(t`Use these settings`, () => this.options.use(this.name));
     this.copy = button(t`Copy command`, () => this.copyCommand());
@@ -188,7 +189,8 @@ export class RunView {
     this.root.hidden = this.root.hidden || !name;
     this.root.dataset.state = "";
     say(this.heading, title(name));
-    for (const node of [this.status, this.when, this.badge, this.phase, this.count]) say(node, "");
+    this.note("");
+    for (const node of [this.when, this.badge, this.phase, this.count]) say(node, "");
     for (const node of [this.cause, this.warnings, this.files]) node.hidden = true;
     this.previews.reset();
     this.matrix.reset();
@@ -253,14 +255,15 @@ export class RunView {
     }
   }
 
-  note(text) {
+  note(text, lasting = false) {
+    this.lasting = lasting;
     say(this.status, text);
   }
 
-  async order(what, done) {
+  async order(what, done, lasting = false) {
     try {
       await ask(address(this.name, `/${what}`), { method: "POST" });
-      this.note(done);
+      this.note(done, lasting);
     } catch (error) {
       this.note(error.message);
     }
@@ -291,7 +294,7 @@ export class RunView {
     this.root.dataset.state = answer.state;
     if (before && before !== answer.state) {
       // What was said of a run at work, or of one that waits, is over.
-      if (before === "running" || before === "queued") this.note("");
+      if (!this.lasting && (before === "running" || before === "queued")) this.note("");
       if (this.options.turned) this.options.turned();
     }
     say(this.heading, nameOf(answer));
