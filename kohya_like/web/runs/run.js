@@ -81,7 +81,7 @@ export const stopWords = (step) => t`stops after step ${grouped(step)}`;
 
 export class RunView {
   // options: compact, use(run, option) for "Use these settings" (and a field to go to), open(run) for another run, missing(why) when it is gone,
-  // changed() when somebody has changed what the list says of it
+  // changed() when what the list says of it is out of date
   constructor(options) {
     this.options = { changed() {}, ...options };
     this.name = "";
@@ -296,6 +296,7 @@ export class RunView {
       // What was said of a run at work, or of one that waits, is over.
       if (!this.lasting && (before === "running" || before === "queued")) this.note("");
       if (this.options.turned) this.options.turned();
+      this.options.changed();
     }
     say(this.heading, nameOf(answer));
     say(this.when, `${calledWords(answer) ? `${title(answer.name)}, ` : ""}${date(answer.name, answer.started)}${answer.terminal ? t`, from a terminal` : ""}`);
