@@ -115,12 +115,16 @@ class Added:
         self.left_out.setdefault(why, []).append(name[-_SHOWN_NAME:])
 
 
+class _RefusedZip(Exception):
+    """Why a zip that can be read is not unpacked. What zipfile says of others is English, and of its own parts."""
+
+
 class _ListedZip(io.BufferedReader):
     """A file whose list of entries, which zipfile reads at once, cannot fill the memory."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > MAX_LIST_BYTES:
-            raise zipfile.BadZipFile(f"its list of entries is larger than {MAX_LIST_BYTES >> 20} MiB")
+            raise _RefusedZip(f"its list of entries is larger than {MAX_LIST_BYTES >> 20} MiB")
         return super().read(size)
 
 
@@ -228,8 +232,10 @@ class Datasets:
                             self._take(name, entry.filename, raw, upload.folder / f"r{place}-{number}", groups, report)
                         done += 1
                         yield done, of
-            except (zipfile.BadZipFile, ValueError, EOFError) as err:
+            except _RefusedZip as err:
                 report.leave(name, f"is no zip that can be read ({err})")
+            except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError):
+                report.leave(name, "is no zip that can be read")
             done += 1
             path.unlink()
 
@@ -413,10 +419,10 @@ def _move(ready: Path, final: Path) -> None:
 
 
 def _entries(archive: zipfile.ZipFile, num_bytes: int, name: str, report: Added) -> list[zipfile.ZipInfo]:
-    """The entries worth unpacking, the others left out by name. Raises BadZipFile for a bomb."""
+    """The entries worth unpacking, the others left out by name. Raises _RefusedZip for a bomb."""
     listed = archive.infolist()
     if len(listed) > MAX_FILES:
-        raise zipfile.BadZipFile(f"it has {len(listed)} entries, and {MAX_FILES} are the most")
+        raise _RefusedZip(f"it has {len(listed)} entries, and {MAX_FILES} are the most")
     kept = []
     for entry in listed:
         shown = f"{name}: {entry.filename}"
@@ -439,7 +445,7 @@ def _entries(archive: zipfile.ZipFile, num_bytes: int, name: str, report: Added)
             kept.append(entry)
     whole = sum(entry.file_size for entry in kept)
     if whole > MAX_BYTES or (whole > MIN_BOMB_BYTES and whole > MAX_RATIO * num_bytes):
-        raise zipfile.BadZipFile(
+        raise _RefusedZip(
             f"unpacked it would have {whole / 2**20:.0f} MiB, {whole / num_bytes:.0f} times its size; "
             f"{MAX_BYTES >> 30} GiB and {MAX_RATIO} times are the most"
         )
@@ -453,8 +459,11 @@ def _unpack(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, shown:
             data = b"".join(iter(lambda: stream.read(_BUFFER_BYTES), b""))
             if len(data) != entry.file_size:
                 raise zipfile.BadZipFile("its size is another")
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError) as err:
-        report.leave(shown, f"is damaged in the zip ({str(err).splitlines()[0] if str(err) else type(err).__name__})")
+    except NotImplementedError:
+        report.leave(shown, "is packed by a method that cannot be read here; pack it as zip with Deflate")
+        return False
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError):
+        report.leave(shown, "is damaged in the zip")
         return False
     path.write_bytes(data)
     return True

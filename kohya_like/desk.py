@@ -20,7 +20,7 @@ from starlette.routing import Route
 from sd_scripts.families import FACTS
 from sd_scripts.runs.orders import Asked
 from sd_scripts.runs.states import BrokenState, check_state, read_manifest, state_folders
-from sd_scripts.runs.trash import Trash, bytes_of
+from sd_scripts.runs.trash import Discarded, Trash, bytes_of
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import TEMPORARY_MARK, one_at_a_time, write_atomically
 from sd_scripts.schema.flat import run_of
@@ -198,8 +198,17 @@ def disk(supervisor: JobSupervisor, also_newest: bool) -> dict[str, Any]:
         row |= {"states": bytes_of(job.run.state) if os.path.isdir(job.run.state) else 0, "steps": [int(path.name) for path in old]}
         rows.append({**row, "frees": sum(map(bytes_of, old))})
     kept = [(trash, entry) for trash in map(Trash, supervisor.parents()) for entry in trash.entries()]
-    thrown = [{"name": entry.name, "what": entry.what, "time": entry.time, "bytes": trash.bytes_of(entry)} for trash, entry in kept]
+    thrown = [
+        {"name": entry.name, "what": entry.what, **_of_thrown(trash, entry).names(), "time": entry.time, "bytes": trash.bytes_of(entry)}
+        for trash, entry in kept
+    ]
     return {"runs": rows, "trash": thrown, "free": shutil.disk_usage(supervisor.root).free if supervisor.root.is_dir() else None}
+
+
+def _of_thrown(trash: Trash, entry: Discarded) -> Said:
+    """What is said of the run that was deleted, or whose files were."""
+    said = read(next(iter(trash.held(entry)), trash.folder))
+    return said if said != Said() or not entry.paths else read(Path(entry.paths[0]).parent)
 
 
 MAX_PROMPTS = 20_000

@@ -11,6 +11,7 @@ folder or one above it, up to the one that the run names; the class tokens of it
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -34,6 +35,8 @@ from .weights import Weights
 __all__ = ["Dataset", "ImageInfo", "Progress", "UnusableImage", "identity_of", "read_dataset", "scan", "verify"]
 
 _REPORT_EVERY = 500
+_IN_DECODERS_WORDS = re.compile(r"is (truncated or )?damaged \(")
+"""Reasons of earlier versions, which quoted decoders in English: such a file is read again."""
 TRIGGER = "[trigger]"
 """The place of the trigger word in captions made for ai-toolkit; here the class tokens are that word."""
 
@@ -544,7 +547,7 @@ class _SubsetScan:
         """(width, height), or why there is none."""
         row = known.get(path)
         if row is not None and row[:2] == stat:
-            if row[6]:
+            if row[6] and not _IN_DECODERS_WORDS.match(row[6]):
                 return str(row[6])
             if row[2]:
                 return row[2], row[3]

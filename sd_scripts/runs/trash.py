@@ -97,6 +97,10 @@ class Trash:
             raise OptionError(f"{name} is no longer in the trash.")
         return entry
 
+    def held(self, entry: Discarded) -> list[Path]:
+        """Where each thing of a deletion is now, in the order of its paths."""
+        return [_place(self.folder / entry.name / "held", number, Path(path)) for number, path in enumerate(entry.paths)]
+
     def bytes_of(self, entry: Discarded) -> int:
         """What emptying it would free."""
         return bytes_of(self.folder / entry.name)
@@ -104,8 +108,8 @@ class Trash:
     def restore(self, name: str) -> Discarded:
         """Puts a deletion back where it lay. Raises OptionError where something else lies now; then nothing has moved."""
         entry = self.find(name)
-        held = self.folder / entry.name / "held"
-        moves = [(_place(held, number, Path(path)), Path(path)) for number, path in enumerate(entry.paths)]
+        folder = self.folder / entry.name
+        moves = [(kept, Path(path)) for kept, path in zip(self.held(entry), entry.paths, strict=True)]
         moves = [(kept, path) for kept, path in moves if kept.exists() or kept.is_symlink()]
         root = self.root.resolve()
         taken = [str(path) for _, path in moves if path.exists() or not path.parent.resolve().is_relative_to(root)]
@@ -116,9 +120,9 @@ class Trash:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 kept.rename(path)
                 fsync_directory(path.parent)
-            shutil.rmtree(held.parent)
+            shutil.rmtree(folder)
         except OSError as err:
-            raise OptionError(f"{entry.what} could not be put back: {err.strerror or err}; the rest is in {held}.") from err
+            raise OptionError(f"{entry.what} could not be put back: {err.strerror or err}; the rest is in {folder / 'held'}.") from err
         return entry
 
     def empty(self, names: Iterable[str] | None = None, older_than_seconds: float = 0.0) -> int:

@@ -186,6 +186,17 @@ def make_bad(folder: Path) -> set[str]:
     return {"empty.jpg", "text.png", "cut.png", "cut.jpg"}
 
 
+def test_reasons_in_an_index_that_quote_decoders_are_found_anew(tmp_path: Path) -> None:
+    make_bad(tmp_path / "data")
+    path = tmp_path / "data" / "text.png"
+    index = scanning.Index(scanning.index_file(tmp_path / "cache"))
+    index.put(str(path), scanning.stat_of(str(path)), reason="is truncated or damaged (Truncated File Read)")
+    index.close()
+    options = DatasetOptions(train_data_dir=str(path.parent))
+    reasons = {bad.path: bad.reason for bad in scan(subsets_of(options, tmp_path / "cache"), tmp_path / "cache").bad}
+    assert reasons[str(path)].startswith("is not an image")
+
+
 def test_all_broken_images_are_listed_before_stopping(tmp_path: Path) -> None:
     bad = make_bad(tmp_path / "data")
     options = DatasetOptions(train_data_dir=str(tmp_path / "data"))

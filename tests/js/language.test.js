@@ -27,7 +27,7 @@ globalThis.localStorage = { getItem: () => null };
 Object.defineProperty(globalThis, "navigator", { value: { languages: ["fr-FR", "de-DE", "en"] }, configurable: true });
 globalThis.fetch = async () => ({ ok: true, json: async () => GERMAN });
 const { inWords, plural, t, translated } = await import("../../kohya_like/web/common/language.js");
-const { calledWords, clock, runWords, tagWords } = await import("../../kohya_like/web/common/words.js");
+const { calledWords, clock, moment, runWords, tagWords } = await import("../../kohya_like/web/common/words.js");
 
 test("a text keeps its values, wherever the language puts them, and one without a translation stays English", () => {
   assert.equal(t`Show ${3} of ${"a {1}"}`, "a {1}: 3");
@@ -65,10 +65,11 @@ test("a run of a sweep is called by what is tried, in the reader's language, unl
   assert.equal(calledWords({ label: "", tried: { ...tried, own: true } }), "Lernrate 3e-4, DoRA an (wie im Formular)");
   assert.equal(calledWords({ label: "Learning rate 3e-4", tried }), "Learning rate 3e-4");
   assert.equal(calledWords({ label: "", tried: none }), "");
-  assert.equal(runWords("20261129-101500-toy", { label: "", tried }), "Lernrate 3e-4, DoRA an · 2026-11-29 10:15");
-  assert.equal(runWords("20261129-101500-toy", { label: "", tried: none }), "toy · 2026-11-29 10:15");
+  assert.equal(runWords("20261129-101500-toy", { label: "", tried }), `Lernrate 3e-4, DoRA an · ${moment(new Date(2026, 10, 29, 10, 15))}`);
+  assert.equal(runWords("20201129-101500_2-toy", { label: "", tried: none }), "toy · 29. Nov. 2020, 10:15");
   assert.equal(runWords("from-a-terminal", { label: "mine", tried: none }), "mine");
   assert.equal(runWords("from-a-terminal", { label: "", tried: none }), "from-a-terminal");
+  assert.doesNotMatch(moment(new Date()), /\d{4}/, "of this year");
   assert.deepEqual(["sweep 20261129-toy", "my sweep", "sweep of mine"].map(tagWords), ["Reihenversuch 20261129-toy", "my sweep", "sweep of mine"]);
 });
 

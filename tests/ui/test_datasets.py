@@ -166,11 +166,28 @@ def test_entries_that_lie_are_damaged_or_locked_are_left_out_alone(studio: Any) 
     torn[places[1] + 8] |= 1
     report = added(studio, "partly", {"all.zip": bytes(torn)})
     assert names(studio, "partly") == {"c.jpg"}
-    assert sorted(report["left_out"].values()) == [["all.zip: a.jpg"], ["all.zip: b.jpg"]]
+    # In words of the page's, which are translated; zipfile's own are not.
+    assert report["left_out"] == {"is damaged in the zip": ["all.zip: a.jpg"], "is protected by a password": ["all.zip: b.jpg"]}
     lying = bytearray(zipped([("a.jpg", jpeg(1))]))
     place = lying.index(b"PK\1\2")
     struct.pack_into("<I", lying, place + 24, 10)
     assert added(studio, "lying", {"all.zip": bytes(lying)})["images"] == 0
+
+
+def test_a_zip_of_a_kind_that_cannot_be_read_is_left_out_in_the_words_of_the_page(studio: Any) -> None:
+    whole = zipped([("a.jpg", jpeg(1)), ("b.jpg", jpeg(2))], zipfile.ZIP_STORED)
+    entry = whole.index(b"PK\1\2")
+    deflate64, newer = bytearray(whole), bytearray(whole)
+    # How a is packed, as its header and the list say it; the version of the format that is needed to read a.
+    for place in (8, entry + 10):
+        struct.pack_into("<H", deflate64, place, 9)
+    struct.pack_into("<H", newer, entry + 6, 99)
+    report = added(
+        studio, "kinds", {"deflate64.zip": bytes(deflate64), "newer.zip": bytes(newer), "torn.zip": whole[:-9], "no.zip": b"none"}
+    )
+    assert names(studio, "kinds") == {"b.jpg"}
+    method = "is packed by a method that cannot be read here; pack it as zip with Deflate"
+    assert report["left_out"] == {method: ["deflate64.zip: a.jpg"], "is no zip that can be read": ["newer.zip", "torn.zip", "no.zip"]}
 
 
 @pytest.mark.long

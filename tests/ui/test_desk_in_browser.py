@@ -150,8 +150,8 @@ def test_runs_are_named_found_deleted_and_brought_back(
     visited = visit(studios(output_dir=root).url, width=width, height=height, theme=theme)
     page = visited.page
     opened(page, "berry")
-    page.get_by_role("button", name="Star").press("Enter")
-    expect(page.get_by_role("button", name="Star")).to_have_attribute("aria-pressed", "true")
+    page.get_by_role("button", name=re.compile("^[☆★] Star$")).press("Enter")
+    expect(page.get_by_role("button", name=re.compile("^[☆★] Star$"))).to_have_attribute("aria-pressed", "true")
     page.get_by_role("button", name="Name, tags, notes").press("Enter")
     expect(page.get_by_label("Name", exact=True)).to_be_focused()
     page.keyboard.type("The good one")
@@ -189,8 +189,11 @@ def test_runs_are_named_found_deleted_and_brought_back(
     page.get_by_role("button", name="Disk and trash").click()
     dialog = page.locator(".kl-dialog")
     expect(dialog).to_contain_text("2 runs, ")
+    # By its name, and with dates of one form only.
+    row = dialog.get_by_role("list", name="In the trash").get_by_role("listitem").inner_text()
+    assert row.startswith("The good one · ") and not re.search(r"\d{4}-?\d\d-?\d\d", row), row
     looked(visited, "tidy")
-    dialog.get_by_role("button", name=re.compile("Put .*berry back")).click()
+    dialog.get_by_role("button", name=re.compile("Put The good one .* back")).click()
     expect(dialog).to_contain_text("3 runs, ")
     assert desk.read(known["berry"].path) == said
     # Two states of each may go; those of one stay.

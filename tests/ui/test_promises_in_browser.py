@@ -363,7 +363,7 @@ PROMISES: list[Promise] = [
     Promise("Keep this address", ".kl-dialog .kl-status", "Nothing is sent", ".kl-dialog"),
     Promise("Close", f"{RUNS} .kr-nav .kr-actions", place=".kl-dialog"),
     Promise("Disk and trash", ".kr-tidy", "Trash"),
-    Promise("Put .*broken back", ".kr-tidy .kr-status", "is back", rare=True),
+    Promise("Put broken .* back", ".kr-tidy .kr-status", "is back", rare=True),
     Promise("Close", f"{RUNS} .kr-nav .kr-actions", place=".kl-dialog", rare=True),
     Promise("broken.*Failed", f"{RUNS} .kr-title", "^broken$", f"{RUNS} .kr-list", rare=True),
     Promise("Delete", ".kl-dialog", "trash", place=f"{RUNS} .kr-desk", rare=True),

@@ -25,11 +25,16 @@ export const calledWords = ({ label, tried }) => label || triedWords(tried);
 // A sweep marks its runs with a tag.
 export const tagWords = (tag) => tag.replace(/^sweep (\S+)$/, (_all, name) => t`sweep ${name}`);
 
+// When a run was started, null where the name of its folder does not tell, and what it is called there.
+export function nameParts(name) {
+  const [, year, month, day, hour, minute, second, rest = name] = /^(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)(\d\d)(?:_\d+)?-(.*)$/.exec(name) || [];
+  return { started: year ? new Date(+year, +month - 1, +day, +hour, +minute, +second) : null, rest };
+}
+
 // A run as lists name it: by what it is called, and when it was started.
 export function runWords(name, called) {
-  const [, day = "", hour = "", minute = "", rest = name] = /^(\d{8})-(\d\d)(\d\d)\d\d(?:_\d+)?-(.*)$/.exec(name) || [];
-  const when = day && ` · ${day.replace(/(....)(..)(..)/, "$1-$2-$3")} ${hour}:${minute}`;
-  return `${calledWords(called) || rest}${when}`;
+  const { started, rest } = nameParts(name);
+  return [calledWords(called) || rest, started && moment(started)].filter(Boolean).join(" · ");
 }
 
 export function duration(seconds) {
@@ -56,5 +61,9 @@ export { plural };
 // A time of this day; when: a Date, or milliseconds.
 export const clock = (when) => new Date(when).toLocaleTimeString(language === "en" ? undefined : language);
 
-// Day and time as they are written where the reader lives. when: a Date, or milliseconds.
-export const moment = (when) => new Date(when).toLocaleString(language === "en" ? undefined : language, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+// Day and time as they are written where the reader lives, with the year where it is another one. when: a Date, or milliseconds.
+export function moment(when) {
+  const date = new Date(when);
+  const year = date.getFullYear() === new Date().getFullYear() ? undefined : "numeric";
+  return date.toLocaleString(language === "en" ? undefined : language, { year, day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+}

@@ -4,7 +4,7 @@ import { html, render } from "../common/html.js";
 import { listed, t } from "../common/language.js";
 import { make } from "../common/page.js";
 import { address, post, withToken } from "../common/studio.js";
-import { calledWords, runWords, tagWords, triedWords } from "../common/words.js";
+import { runWords, tagWords, triedWords } from "../common/words.js";
 import { openDialog } from "../picking/dialog.js";
 
 const split = (text) => [...new Set(text.split(",").map((tag) => tag.trim().replace(/\s+/g, " ")).filter(Boolean))];
@@ -167,13 +167,13 @@ export function makeDesk(view, root) {
       try {
         await post("/kl/desk/delete", { run: name });
         dialog.close();
-        view.options.missing(t`${name} is in the trash: Disk and trash brings it back.`);
+        view.options.missing(t`${runWords(name, run)} is in the trash: Disk and trash brings it back.`);
       } catch (error) {
         wrong.textContent = error.message;
         view.leave(false);
       }
     } });
-    const dialog = openDialog(t`Delete ${calledWords(run) || name}?`, make("p", { text: t`Its folder with all files, images and states goes into the trash of the output folder, and can be put back for 30 days. It goes on taking up disk until the trash is emptied.` }),
+    const dialog = openDialog(t`Delete ${runWords(name, run)}?`, make("p", { text: t`Its folder with all files, images and states goes into the trash of the output folder, and can be put back for 30 days. It goes on taking up disk until the trash is emptied.` }),
       wrong, make("div", { class: "kl-row" }, go, keep));
     keep.focus();
   }

@@ -8,7 +8,7 @@ import { phrased, t, translated } from "../common/language.js";
 import { findAll, make, say } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { address, ask, Refused, repeat, withToken } from "../common/studio.js";
-import { bytes, calledWords, duration, figure, grouped, moment, plural, runWords } from "../common/words.js";
+import { bytes, calledWords, duration, figure, grouped, moment, nameParts, plural, runWords } from "../common/words.js";
 import { openTool } from "../tools/tools.js";
 import { Curve } from "./curve.js";
 import { Draw } from "./draw.js";
@@ -47,15 +47,12 @@ const PHASES = {
   damaged: t`Its folder is damaged`,
 };
 
-export function title(name) {
-  return name.replace(/^\d{8}-\d{6}(_\d+)?-/, "");
-}
+export const title = (name) => nameParts(name).rest;
 
 export const nameOf = (run) => calledWords(run) || title(run.name);
 
 export function date(name, unix) {
-  const found = name.match(/^(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)(\d\d)/);
-  const when = found ? new Date(+found[1], found[2] - 1, +found[3], +found[4], +found[5], +found[6]) : unix ? new Date(unix * 1000) : null;
+  const when = nameParts(name).started || (unix ? 1000 * unix : null);
   return when ? moment(when) : "";
 }
 

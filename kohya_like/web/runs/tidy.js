@@ -7,6 +7,12 @@ import { post } from "../common/studio.js";
 import { bytes, moment, plural, runWords } from "../common/words.js";
 import { openDialog } from "../picking/dialog.js";
 
+// A run that was deleted, or what a run had saved besides the chosen file.
+function thrownWords({ what, ...called }) {
+  const [, of = ""] = /^Other files of (.+)$/.exec(what) || [];
+  return of ? t`Other files of ${runWords(of, called)}` : runWords(what, called);
+}
+
 export async function openTidy(changed) {
   const root = make("div", { class: "kl-live kr-tidy" });
   const dialog = openDialog(t`Disk and trash`, root, make("div", { class: "kl-row" }, make("button", { type: "button", class: "kl-button", text: t`Close`, onclick: () => dialog.close() })));
@@ -72,9 +78,9 @@ export async function openTidy(changed) {
   function trash() {
     const all = known.trash.reduce((sum, entry) => sum + entry.bytes, 0);
     const entries = known.trash.map((entry) => entry.name);
-    return html`<h3>${t`Trash`}</h3>${entries.length === 0 ? html`<p>${t`It is empty.`}</p>` : html`<ul class="kr-tidy-list" tabindex="0" aria-label=${t`In the trash`}>${known.trash.map((entry) => html`<li key=${entry.name}><span>${entry.what}</span>
-      <span class="kr-note">${phrased([moment(entry.time * 1000), bytes(entry.bytes)])}</span><button type="button" class="kr-button" aria-label=${t`Put ${entry.what} back`}
-        onClick=${() => order("restore", { entry: entry.name }, ({ what }) => t`${what} is back.`)}>${t`Put back`}</button></li>`)}</ul>
+    return html`<h3>${t`Trash`}</h3>${entries.length === 0 ? html`<p>${t`It is empty.`}</p>` : html`<ul class="kr-tidy-list" tabindex="0" aria-label=${t`In the trash`}>${known.trash.map((entry) => html`<li key=${entry.name}><span>${thrownWords(entry)}</span>
+      <span class="kr-note">${phrased([moment(entry.time * 1000), bytes(entry.bytes)])}</span><button type="button" class="kr-button" aria-label=${t`Put ${thrownWords(entry)} back`}
+        onClick=${() => order("restore", { entry: entry.name }, () => t`${thrownWords(entry)} is back.`)}>${t`Put back`}</button></li>`)}</ul>
       ${asked("empty", t`Empty the trash: ${bytes(all)}`, t`Really delete for ever`, () => order("empty", { entries }, ({ freed }) => t`${bytes(freed)} are free again.`))}
       <p class="kr-note">${t`What is older than 30 days goes by itself.`}</p>`}`;
   }

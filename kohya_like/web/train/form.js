@@ -294,7 +294,7 @@ function tidy(view) {
 
 export function fieldset({ root, props, detail: title }) {
   const basics = title === "Basics";
-  const view = { title, props, details: null, built: false, specs: [], areas: [], folds: [], draw, count() {}, build() {}, unfold() {}, isStale };
+  const view = { title, props, details: null, card: null, built: false, specs: [], areas: [], folds: [], draw, count() {}, build() {}, unfold() {}, isStale };
   views.set(title, view);
   let drawn = null;
 
@@ -312,7 +312,7 @@ export function fieldset({ root, props, detail: title }) {
     view.built = false;
     view.areas = [];
     view.folds = [];
-    view.details = null;
+    view.card = view.details = null;
     view.count = view.build = view.unfold = () => {};
     const blocks = ordered(title);
     const specs = (view.specs = blocks.flatMap((block) => block.specs));
@@ -344,7 +344,8 @@ export function fieldset({ root, props, detail: title }) {
     };
     view.unfold = () => body.classList.remove("kl-folded");
     if (basics) {
-      root.append(make("section", { class: "kl-card kl-basics", "aria-labelledby": "kl-basics" }, make("h2", { id: "kl-basics", text: t`Basics` }), body));
+      view.card = make("section", { class: "kl-card kl-basics", "aria-labelledby": "kl-basics" }, make("h2", { id: "kl-basics", text: t`Basics` }), body);
+      root.append(view.card);
       view.build();
       return;
     }
@@ -352,7 +353,7 @@ export function fieldset({ root, props, detail: title }) {
     const heading = make("h2", { class: "kl-title", text: translated(title) });
     const names = listed(specs.slice(0, 4).map((spec) => (language === "en" ? spec.label.replace(/^[A-Z](?![A-Z])/, (letter) => letter.toLowerCase()) : spec.label)));
     const hint = make("span", { class: "kl-hint", text: t`${names} … ${specs.length} settings` });
-    view.details = make("details", { class: "kl-card kl-section" }, make("summary", {}, heading, hint, badge), body);
+    view.card = view.details = make("details", { class: "kl-card kl-section" }, make("summary", {}, heading, hint, badge), body);
     // A click comes before the browser opens it, the toggle event a moment after: somebody tabbing on at once must find the fields.
     view.details.firstChild.addEventListener("click", () => view.build());
     view.details.addEventListener("toggle", () => {
@@ -390,10 +391,8 @@ function applyFilter() {
     const found = new Set(specs.filter((spec) => matches(spec)).map((spec) => spec.name));
     total += found.size;
     if (active && found.size) view.build();
-    if (view.details) {
-      view.details.hidden = active && !found.size;
-      view.details.open = active ? found.size > 0 : filter.opened ? filter.opened.get(title) === true : view.details.open;
-    }
+    if (view.card) view.card.hidden = active && !found.size;
+    if (view.details) view.details.open = active ? found.size > 0 : filter.opened ? filter.opened.get(title) === true : view.details.open;
     tidy(view);
   }
   if (!active) filter.opened = null;
