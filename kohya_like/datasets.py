@@ -39,11 +39,11 @@ from sd_scripts.schema.files import fsync_directory
 
 from . import files
 from .answers import JsonAnswer, as_lines, order_of, said
+from .arrivals import CAPTIONS, CONTROL, EXTRA, Group, joined
 from .context import Context
 
 FOLDER = "datasets"
 WAITING = ".adding"
-CAPTIONS = (".txt", ".caption")
 MAX_FILES = 20_000
 MAX_BYTES = 16 << 30
 """Of one upload, and of what its zips hold."""
@@ -81,29 +81,13 @@ class Upload:
 
 
 @dataclass
-class Group:
-    """Files of one name that belong together: an image, or several, and captions. ready: ending -> (stripped file, its SHA-256)."""
-
-    shown: str
-    stem: str
-    folder: str = ""
-    """The folder `<repeats>_<class>` that it keeps, or ""."""
-    is_reg: bool = False
-    """That folder lies in one of regularisation images."""
-    ready: dict[str, tuple[Path, str]] = field(default_factory=dict)
-
-    @property
-    def images(self) -> list[str]:
-        """The endings that are images."""
-        return [ending for ending in self.ready if ending not in CAPTIONS]
-
-
-@dataclass
 class Added:
     """What became of an upload. left_out: reason -> names."""
 
     images: int = 0
     captions: int = 0
+    pairs: int = 0
+    """Of the images, those that came with what they are an edit of."""
     there: int = 0
     renamed: int = 0
     left_out: dict[str, list[str]] = field(default_factory=dict)
@@ -271,12 +255,15 @@ class Datasets:
         key = (f"{source}/{clean.parent}", clean.stem)
         folder, above = _kept_folder(clean.parts[:-1])
         is_reg = any(part.casefold() in _REGULAR for part in above)
-        while ending in groups.setdefault(key, Group(shown, clean.stem, folder, is_reg)).ready:
+        while ending in groups.setdefault(key, Group(shown, clean.stem, key[0], folder, is_reg)).ready:
             key = (key[0] + "/", key[1])
         groups[key].ready[ending] = (ready, hashlib.sha256(data).hexdigest())
 
-    def _place(self, groups: Collection[Group], target: Path, report: Added) -> Path | None:
+    def _place(self, arrived: Collection[Group], target: Path, report: Added) -> Path | None:
         """Moves what is ready into the data set, in one go; its folder, or None when there was nothing to move and it is not there."""
+        groups, alone = joined(arrived)
+        for group in alone:
+            report.leave(group.shown, "is a mask or the image before an edit, and no image of its name is in the folder beside its own")
         is_mixed = any(group.folder and not group.is_reg for group in groups)
         there: dict[str, _There] = {}
         with self._lock:
@@ -303,12 +290,17 @@ class _There:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._stems: dict[str, dict[str, Path]] = {}
+        self._extras: dict[str, dict[str, Path]] = {}
+        """Of these the ones that belong to an image: its name -> what follows it, as in a group -> file."""
         self._digests: dict[Path, str] = {}
         for path in folder.iterdir() if folder.is_dir() else ():
             self._note(path)
 
     def _note(self, path: Path) -> None:
         self._stems.setdefault(path.stem.casefold(), {})[path.suffix.lower()] = path
+        match = EXTRA.fullmatch(path.stem)
+        if match:
+            self._extras.setdefault(match[1].casefold(), {})[f"{match[2]}{path.suffix.lower()}"] = path
 
     def _is_same(self, path: Path, digest: str) -> bool:
         if path not in self._digests:
@@ -320,28 +312,42 @@ class _There:
         stem = _stem(group.stem)
         for number in count(1):
             tried = stem if number == 1 else f"{stem}-{number}"
-            there = self._stems.get(tried.casefold())
-            if there is None and group.images:
+            there = self._stems.get(tried.casefold(), {})
+            if group.images and self._stems.keys().isdisjoint(f"{tried}{extra}".casefold() for extra in group.extras | {""}):
                 if not self._put({self.folder / f"{tried}{ending}": file for ending, (file, _) in group.ready.items()}):
                     return False
                 report.images += len(group.images)
                 report.captions += len(group.ready) - len(group.images)
+                report.pairs += group.is_pair
                 report.renamed += number > 1
                 return True
-            if there is None:
+            if not there and not group.images:
                 break
-            if all(ending in there and self._is_same(there[ending], group.ready[ending][1]) for ending in group.images):
-                return self._caption(group, there, report)
+            if there and self._has(group, there | self._extras.get(tried.casefold(), {})):
+                return self._extend(group, tried, there, report)
         report.leave(group.shown, "is a caption, and no image of its name came with it or is there")
         return True
 
-    def _caption(self, group: Group, there: dict[str, Path], report: Added) -> bool:
-        """Adds the captions of images that are there already."""
+    def _has(self, group: Group, there: dict[str, Path]) -> bool:
+        """Whether the image of a group is there, and nothing else of the group in another form."""
+        return all(
+            self._is_same(there[ending], group.ready[ending][1]) if ending in there else ending not in images.EXTENSIONS
+            for ending in group.images
+        )
+
+    def _extend(self, group: Group, name: str, there: dict[str, Path], report: Added) -> bool:
+        """Adds the captions, controls and masks of images that are there already."""
         image = next((path for ending, path in there.items() if ending in images.EXTENSIONS), None)
         if image is None:
             report.leave(group.shown, "is a caption, and no image of its name came with it or is there")
             return True
-        report.there += len(group.images)
+        known = there | self._extras.get(name.casefold(), {})
+        new = [ending for ending in group.images if ending not in known]
+        if not self._put({self.folder / f"{image.stem}{ending}": group.ready[ending][0] for ending in new}):
+            return False
+        report.images += len(new)
+        report.pairs += any(ending.startswith(CONTROL) for ending in new)
+        report.there += len(group.images) - len(new)
         for ending in [ending for ending in group.ready if ending in CAPTIONS]:
             file, digest = group.ready[ending]
             if ending not in there:
@@ -355,10 +361,10 @@ class _There:
         return True
 
     def _put(self, moves: dict[Path, Path]) -> bool:
-        """Moves files to new names, captions first: an image is never there without its caption. False when a name is taken."""
+        """Moves files to new names, an image after its caption and controls: it is never there without them. False when a name is taken."""
         self.folder.mkdir(parents=True, exist_ok=True)
         done: list[Path] = []
-        for final, ready in sorted(moves.items(), key=lambda move: move[0].suffix.lower() not in CAPTIONS):
+        for final, ready in sorted(moves.items(), key=lambda move: (move[0].suffix.lower() not in CAPTIONS, -len(move[0].stem))):
             try:
                 _move(ready, final)
             except FileExistsError:

@@ -24,6 +24,7 @@ from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.labels import label
 from sd_scripts.schema.model import only_on_hub
+from sd_scripts.schema.runs import RunOptions
 
 from . import browsing, dataset_view, datasets, files, form, gpu, presets
 from .answers import JsonAnswer, as_lines, order_of
@@ -33,6 +34,7 @@ Line = dict[str, Any]
 """{"say": sentence} while it looks at the images, then {"run", "texts", "rows", "notes"} or {"problems": [sentence]}."""
 
 BASE = "pretrained_model_name_or_path"
+PRIOR = "base_prior_weight"
 TOY = "toy"
 CARDS = (8, 12, 16, 24, 32, 48, 80)
 """Sizes of cards in GB to choose from where the machine's is not meant."""
@@ -62,11 +64,12 @@ class Purpose:
     """What images without a caption are told as."""
 
 
+EDIT = "edit"
 PURPOSES = {
     "person": Purpose("A person", "One face, from 10 to 40 photos", ("character", "person"), 100, "ohwx person"),
     "style": Purpose("A style", "How images look, from 20 to 200 images", ("style",), 60, "ohwx style"),
     "object": Purpose("An object", "One thing, an animal or a product, from 8 to 30 photos", ("character", "person"), 100, "ohwx object"),
-    "edit": Purpose("An edit", "A change, from pairs before and after", ("edit",), 60, ""),
+    EDIT: Purpose("An edit", "A change, from pairs before and after", ("edit",), 60, ""),
 }
 
 
@@ -78,12 +81,14 @@ class Model:
     label: str
     family: str
     where: str
+    edits: bool
+    """Whether an edit can be learned with it."""
 
 
 def models(context: Context) -> list[Model]:
     """The built-in models, what lies on this computer and tells its family, and what presets fetch."""
     found = [
-        Model(TOY, f"Built-in small model ({facts.label})", name, "No download, for any computer")
+        Model(TOY, f"Built-in small model ({facts.label})", name, "No download, for any computer", facts.edits)
         for name, facts in FACTS.items()
         if facts.demo is not None and (name, "network") in RUNS
     ]
@@ -93,13 +98,14 @@ def models(context: Context) -> list[Model]:
         except OptionError:
             continue  # a LoRA file, or one that cannot be read
         if family is not None and (family, "network") in RUNS:
-            found.append(Model(each["value"], f"{each['label']} ({FACTS[family].label})", family, each["where"]))
+            found.append(Model(each["value"], f"{each['label']} ({FACTS[family].label})", family, each["where"], FACTS[family].edits))
     there = {model.value for model in found}
     for preset in presets.available(context.output_dir)[0]:
         base = str(preset.values.get(BASE) or TOY)
         if preset.run.method == "network" and base not in there:
             there.add(base)
-            found.append(Model(base, f"{base} ({FACTS[preset.run.family].label})", preset.run.family, "To be fetched from the hub"))
+            edits = FACTS[preset.run.family].edits and _takes_controls(_built(preset, {**preset.values, "train_data_dir": "."}, context))
+            found.append(Model(base, f"{base} ({FACTS[preset.run.family].label})", preset.run.family, "To be fetched from the hub", edits))
     return found
 
 
@@ -117,7 +123,7 @@ def questions(context: Context) -> dict[str, Any]:
         folder = kept.root / name
         sets.append({"label": name, "path": str(folder), "images": _count(folder), "changed": folder.stat().st_mtime})
     return {
-        "purposes": [{"name": name, "label": each.label, "about": each.about} for name, each in PURPOSES.items()],
+        "purposes": [{"name": name, "label": each.label, "about": each.about, "edits": name == EDIT} for name, each in PURPOSES.items()],
         "models": [vars(model) for model in models(context)],
         "families": [{"name": family, "label": FACTS[family].label} for family, method in RUNS if method == "network"],
         "cards": cards + [{"gib": None, "label": "No GPU: the processor"}] + [{"gib": gb, "label": f"A card of {gb} GB"} for gb in CARDS],
@@ -147,9 +153,8 @@ def _settings(context: Context, answers: Mapping[str, Any]) -> Iterator[Line]:
     if purpose is None:
         raise OptionError("Say what the model shall learn.")
     base, family, notes = _base(context, str(answers.get("model") or "").strip(), str(answers.get("family") or ""))
-    if purpose.words == ("edit",) and not FACTS[family].edits:
-        able = ", ".join(facts.label for name, facts in FACTS.items() if facts.edits and (name, "network") in RUNS)
-        raise OptionError(f"{FACTS[family].label} draws from words alone and cannot learn an edit; choose a model that edits: {able}.")
+    if purpose is PURPOSES[EDIT] and not FACTS[family].edits:
+        raise _draws_alone(FACTS[family].label)
     folder = _folder(context, str(answers.get("folder") or "").strip())
     card = answers.get("card")
     gib = float(card) if isinstance(card, int | float) and card > 0 else None
@@ -163,13 +168,25 @@ def _settings(context: Context, answers: Mapping[str, Any]) -> Iterator[Line]:
         _Row("output_name", name, "after the folder of the images"),
     ]
     values |= {"sample_prompts": "", "validation_split": 0}
+    if values.get(PRIOR):
+        values[PRIOR] = 0
+        rows.append(_Row(PRIOR, "0", "it needs regularisation images, and you have given none"))
+    built = _built(preset, values, context)
+    if purpose is PURPOSES[EDIT] and not _takes_controls(built):
+        raise _draws_alone(base)
     view = None
-    for seen in dataset_view.look_at(_built(preset, values, context), context.output_dir):
+    for seen in dataset_view.look_at(built, context.output_dir):
         if isinstance(seen, str):
             yield {"say": seen}
         else:
             view = seen
     assert view is not None
+    if purpose is PURPOSES[EDIT] and not any(image.controls for image in view.plan.images):
+        raise OptionError(
+            "An edit is learned from pairs, and no image here has one before the edit. Add images takes a folder with the folders before "
+            "and after in it and images of the same names, or photo_before.png and photo_after.png; photo.txt tells what was done. In a "
+            "folder on the studio's computer they are called control and target."
+        )
     rows += _about_captions(view, purpose, values)
     rows += _about_steps(view, purpose, preset, values)
     rows += _about_held_out(view, preset, values)
@@ -194,9 +211,19 @@ class _Row:
     why: str
 
 
-def _built(preset: presets.Preset, values: Mapping[str, Any], context: Context) -> Any:
+def _built(preset: presets.Preset, values: Mapping[str, Any], context: Context) -> RunOptions:
     built = flat.build(preset.run, {**values, "output_dir": str(context.output_dir)})
     return flat.with_absolute_paths(built)
+
+
+def _takes_controls(options: RunOptions) -> bool:
+    """Whether samples of the model have images that they are an edit of."""
+    return options.model.controls.most > 0
+
+
+def _draws_alone(model: str) -> OptionError:
+    able = ", ".join(facts.label for name, facts in FACTS.items() if facts.edits and (name, "network") in RUNS)
+    return OptionError(f"{model} draws from words alone and cannot learn an edit; choose a model that edits: {able}.")
 
 
 def _images(count: int) -> str:
@@ -274,8 +301,6 @@ def _about_captions(view: dataset_view.View, purpose: Purpose, values: dict[str,
                 f"{silent} of {_images(len(trained))} have no caption and are told as this; prompts need it",
             )
         )
-    if any(image.controls for image in trained):
-        return rows  # a preview of an edit needs an image
     told = dict.fromkeys(" ".join((image.caption.strip() or purpose.phrase).replace("--", "-").split())[:MAX_CAPTION] for image in trained)
     prompts = [text for text in told if text][:NUM_PROMPTS]
     if prompts:

@@ -25,7 +25,7 @@ TARGET_FOLDERS = ("target", "targets", "target_images", "images", "training_imag
 CONTROL_FOLDERS = ("control", "controls", "control_images", "condition_images")
 MASK_FOLDERS = ("mask", "masks")
 
-_NUMBERED_FOLDER = re.compile(rf"^({'|'.join(CONTROL_FOLDERS)})_(\d{{1,4}})$")
+NUMBERED_FOLDER = re.compile(rf"^({'|'.join(CONTROL_FOLDERS)})_(\d{{1,4}})$")
 _EXTRA = re.compile(r"^(.+)_control(?:_(\d{1,4}))?$")
 _NUMBERED = re.compile(r"^(.+)_(\d{1,4})$")
 _MASK_ENDING = "_mask"
@@ -68,7 +68,7 @@ def pair_folders(root: Path) -> PairFolders | None:
     targets = [name for name in TARGET_FOLDERS if name in inside]
     controls = [name for name in CONTROL_FOLDERS if name in inside]
     masks = [name for name in MASK_FOLDERS if name in inside]
-    numbered = sorted((int(match[2]), name) for name in inside if (match := _NUMBERED_FOLDER.match(name)))
+    numbered = sorted((int(match[2]), name) for name in inside if (match := NUMBERED_FOLDER.match(name)))
     if not targets or not (controls or numbered):
         return None
     doubled = [name for (number, name), (after, other) in pairwise(numbered) if number == after for name in (name, other)]

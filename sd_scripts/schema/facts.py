@@ -151,7 +151,8 @@ class FamilyFacts:
     evaluates: bool
     """Whether its runs are shown by evaluations of its own, and not by prompts."""
     demo: str | None
-    """Built-in preset of an adapter that teaches the family's toy base a star; the demo takes that of the first family which has one."""
+    """Built-in preset of an adapter that teaches the family's toy base a star, or an edit; the demo takes that of the first family which
+    has one."""
     labels: Mapping[str, str]
     """What options are called on the page where they mean something else than elsewhere."""
     kohya: KohyaFacts | None

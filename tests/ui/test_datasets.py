@@ -19,12 +19,13 @@ import pytest
 from PIL import Image
 
 from kohya_like import datasets
-from kohya_like.datasets import Datasets
+from kohya_like.datasets import Added, Datasets
 from sd_scripts.dataset import scan
 from sd_scripts.dataset.config import subsets_of
 from sd_scripts.dataset.images import decode
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.model import Controls
 from tests.full_disk import no_larger_than
 from tests.ui.test_guard import ask, token_of
 
@@ -136,6 +137,54 @@ def test_a_second_upload_adds_and_never_writes_over_anything(studio: Any) -> Non
     assert (again["images"], again["there"]) == (0, 2), "found under the number it got"
     assert added(studio, "twice", {"b.txt": b"late"})["captions"] == 1
     assert (studio.output_dir / "datasets" / "twice" / "b.txt").read_text() == "late", "beside the image that has none"
+
+
+LAYOUTS = {
+    "target and control": {"e/target/a.jpg": 1, "e/target/a.txt": 0, "e/control/a.jpg": 2},
+    "after and before": {"edits/After/a.jpg": 1, "edits/After/a.txt": 0, "edits/Before/a.jpg": 2},
+    "an instruction beside the image before": {"output/a.jpg": 1, "input/a.jpg": 2, "input/a.txt": 0},
+    "words at the end": {"e/a_after.jpg": 1, "e/a.txt": 0, "e/a_before.jpg": 2},
+    "marks": {"a.jpg": 1, "a.txt": 0, "a_control.jpg": 2},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_edit_pairs_stay_pairs_in_every_layout(layout: str, studio: Any) -> None:
+    def files(first: int) -> dict[str, bytes]:
+        return {name: jpeg(first + seed) if seed else b"make it red" for name, seed in LAYOUTS[layout].items()}
+
+    name = f"pairs {layout}"
+    report = added(studio, name, files(0))
+    assert names(studio, name) == {"a.jpg", "a.txt", "a_control.jpg"}
+    assert (report["images"], report["captions"], report["pairs"], report["left_out"]) == (2, 1, 1, {})
+    # Another pair of this name keeps its two images together, and the same one is not taken again.
+    report = added(studio, name, files(10))
+    assert names(studio, name) == {"a.jpg", "a.txt", "a_control.jpg", "a-2.jpg", "a-2.txt", "a-2_control.jpg"}
+    assert (report["pairs"], report["renamed"]) == (1, 1)
+    assert added(studio, name, files(10)) | {"folder": ""} == {**vars(Added(there=3)), "folder": ""}
+    folder = studio.output_dir / "datasets" / name
+    found = scan.scan(subsets_of(DatasetOptions(train_data_dir=str(folder)), folder), folder / "cache", controls=Controls(1, 1, "it"))
+    assert [(image.name, image.caption, *[Path(control.path).name for control in image.controls]) for image in found.images] == [
+        ("a-2.jpg", "make it red", "a-2_control.jpg"),
+        ("a.jpg", "make it red", "a_control.jpg"),
+    ]
+
+
+def test_images_before_an_edit_without_a_partner_are_named_and_what_comes_later_joins_its_image(studio: Any) -> None:
+    report = added(
+        studio, "parts", {"x/after/a.jpg": jpeg(1), "x/before/a.jpg": jpeg(2), "x/before/b.jpg": jpeg(3), "x/masks/a.png": jpeg(4)}
+    )
+    assert names(studio, "parts") == {"a.jpg", "a_control.jpg", "a-masklabel.png"}
+    ((why, left),) = report["left_out"].items()
+    assert left == ["x/before/b.jpg"] and "no image of its name" in why
+    assert added(studio, "parts", {"a.jpg": jpeg(1), "a_control_2.jpg": jpeg(5), "a_control.jpg": jpeg(2)})["there"] == 2
+    assert names(studio, "parts") == {"a.jpg", "a_control.jpg", "a_control_2.jpg", "a-masklabel.png"}
+    # Folders of these names in which nothing belongs together, and an image with a caption of its own, are images as others.
+    assert (
+        added(studio, "others", {"before/a.jpg": jpeg(1), "after/b.jpg": jpeg(2), "b_mask.jpg": jpeg(3), "b_mask.txt": b"a mask"})["images"]
+        == 3
+    )
+    assert names(studio, "others") == {"a.jpg", "b.jpg", "b_mask.jpg", "b_mask.txt"}
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,9 @@ def test_every_model_gets_a_recipe_that_fits_the_card_and_can_be_built(family: s
     edits = FACTS[family].edits
     folder = photos(tmp_path / "images", 3, pairs=edits)
     purposes = [name for name in guide.PURPOSES if name != "edit" or edits]
-    bases = {model.value for model in guide.models(context) if model.family == family and model.value != "toy"} or {"someone/model"}
+    known = [model for model in guide.models(context) if model.family == family and model.value != "toy"]
     for purpose in purposes:
+        bases = {model.value for model in known if model.edits or purpose != "edit"} or {"someone/model"}
         for card in (6, 7.6, 23.6, 80):
             filled = answer(context, purpose=purpose, model=sorted(bases)[0], family=family, card=card, folder=str(folder))
             built = form.options([{"run": filled["run"], "values": filled["texts"]}], context.roots)
@@ -92,6 +93,16 @@ def test_images_without_words_get_a_phrase_and_previews_show_what_is_told(contex
     assert told["texts"]["instance_prompt"] == "" and told["texts"]["sample_prompts"] == "a cat - x 0 --d 1\na cat - x 1 --d 2"
 
 
+def test_an_edit_has_previews_of_its_instructions_and_a_built_in_model_of_each_family_that_edits(context: Context, tmp_path: Path) -> None:
+    able = [model for model in guide.models(context) if model.edits and model.value == "toy"]
+    assert {model.family for model in able} >= {family for family in FAMILIES if FACTS[family].edits and FACTS[family].demo}
+    assert {"kontext", "qwen_edit"} <= {model.family for model in able}
+    folder = photos(tmp_path / "pairs", 3, side=100, caption="make it red", pairs=True)
+    filled = answer(context, purpose="edit", family="kontext", folder=str(folder))
+    assert filled["run"] == "kontext/network" and why(filled)["Recipe"][0].startswith("Toy: teach the small FLUX.1 Kontext")
+    assert filled["texts"]["sample_prompts"] == "make it red 0 --d 1\nmake it red 1 --d 2"
+
+
 def test_what_is_wrong_is_said_with_its_cure(context: Context, tmp_path: Path) -> None:
     folder = photos(tmp_path / "my photos", 6, side=100)
     (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more")
@@ -104,7 +115,7 @@ def test_what_is_wrong_is_said_with_its_cure(context: Context, tmp_path: Path) -
     (tmp_path / "empty").mkdir()
     lora = tmp_path / "lora.safetensors"
     save_file({"lora_unet_a.lora_down.weight": np.zeros((2, 2), np.float32)}, lora)
-    editing = next(family for family in FAMILIES if not FACTS[family].edits)
+    drawing, editing = (next(family for family in FAMILIES if FACTS[family].edits is edits) for edits in (False, True))
     wrong = {
         "Say what the model shall learn.": {"purpose": "nothing"},
         "Choose a model, or give": {"model": " "},
@@ -114,7 +125,9 @@ def test_what_is_wrong_is_said_with_its_cure(context: Context, tmp_path: Path) -
         "is a LoRA file, not a base model": {"model": str(lora)},
         "does not say what kind of model": {"model": "someone/unknown"},
         "needs a GPU": {"model": "someone/model", "family": FAMILIES[0]},
-        "choose a model that edits": {"purpose": "edit", "family": editing},
+        "choose a model that edits": {"purpose": "edit", "family": drawing},
+        "learned from pairs": {"purpose": "edit", "family": editing},
+        "Qwen/Qwen-Image draws from words alone": {"purpose": "edit", "model": "Qwen/Qwen-Image", "family": "qwen_edit", "card": 32.0},
     }
     for sentence, answers in wrong.items():
         problems = answer(context, **{"folder": str(folder)} | answers)["problems"]

@@ -124,6 +124,40 @@ def test_six_clicks_lead_from_dropped_images_to_a_run(
         )
 
 
+def test_edit_pairs_in_two_folders_stay_pairs_and_the_guide_offers_models_that_edit(
+    studio: Any, visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    page = visit(studio.url).page
+    newcomer = Newcomer(page)
+    for place, colour in (("before", "red"), ("after", "blue")):
+        (tmp_path / "my edits" / place).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (64, 48 + number), colour).save(tmp_path / "my edits" / place / f"{number}.png")
+    for number in range(3):
+        (tmp_path / "my edits" / "after" / f"{number}.txt").write_text("make it blue")
+    page.get_by_role("button", name="Add images").first.click()
+    expect(page.locator("#kl-add-name")).to_have_value("my-images")
+    page.locator("#kl-add-folder").set_input_files(tmp_path / "my edits")
+    expect(page.locator("#kl-add-name")).to_have_value("my edits")
+    newcomer.click("Add")
+    newcomer.reads("Edit pairs: 3.")
+    newcomer.click("Done")
+    newcomer.click("Guide me")
+    models = page.get_by_label("Which model?")
+    expect(models.locator("option:checked")).to_have_text("Built-in small model (SDXL)")
+    newcomer.click("An edit")
+    expect(models.locator("option:checked")).to_contain_text("Built-in small model (FLUX.1 Kontext)")
+    offered = [option.inner_text() for option in models.locator("option:enabled").all()]
+    assert not [name for name in offered if "(SDXL)" in name or name.startswith("Qwen/Qwen-Image (")] and len(offered) > 6, offered
+    newcomer.click("A style")
+    assert models.locator("option:enabled").count() > len(offered)
+    newcomer.click("An edit")
+    newcomer.click("Fill in the form")
+    newcomer.reads("from your captions, so that previews show what is learned")
+    newcomer.click("Look at the form first")
+    assert page.locator("#kl-train_data_dir").input_value().endswith("my edits")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("language", ["de", "ru", "zh"])
 def test_six_clicks_lead_to_a_run_in_every_language(

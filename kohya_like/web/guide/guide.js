@@ -19,8 +19,10 @@ export async function guide(done) {
   const status = make("p", { class: "kl-status", role: "status" });
   const wrong = make("div", { class: "kl-error", role: "alert", hidden: true });
   const purposes = makeChoice(t`What shall it learn?`, "kl-guide-what", known.purposes.map(({ name, label }) => [name, translated(label)]), (name) => {
+    const purpose = known.purposes.find((each) => each.name === name);
     answers.purpose = name;
-    say(about, translated(known.purposes.find((each) => each.name === name).about));
+    model.only(purpose.edits ? (each) => each.edits : () => true);
+    say(about, translated(purpose.about));
   });
   const about = make("p", { class: "kl-note", role: "status" });
   const model = modelQuestion(known);
@@ -95,7 +97,17 @@ function modelQuestion(known) {
     if (!typed.hidden) path.focus();
   });
   const chosen = () => known.models[Number(select.value)];
+  const options = [...select.querySelectorAll("option")].filter((option) => option.value !== OTHER);
+  // Leaves out what cannot learn it; where that was chosen, takes the first that can.
+  function only(isAble) {
+    for (const option of options) option.hidden = option.disabled = !isAble(known.models[Number(option.value)]);
+    for (const group of select.querySelectorAll("optgroup")) group.hidden = [...group.children].every((option) => /** @type {HTMLOptionElement} */ (option).disabled);
+    if (!select.selectedOptions[0].disabled) return;
+    select.value = (options.find((option) => !option.disabled) || { value: OTHER }).value;
+    select.dispatchEvent(new Event("change"));
+  }
   return {
+    only,
     root: make("div", {}, make("label", { for: select.id, text: t`Which model?` }), select, typed),
     read: () => (select.value === OTHER ? { model: path.value, family: family.value } : { model: chosen().value, family: chosen().family }),
   };

@@ -57,6 +57,8 @@ function send(address, file, signal, sent) {
 // given: what was dropped; field: what the field holds. take(folder) gets the folder of the data set.
 export async function gather(given, field, take) {
   const chosen = []; // {file, name}
+  let known = null; // the data sets that are there
+  let isNamed = false; // by somebody
   const total = () => chosen.reduce((sum, { file }) => sum + file.size, 0);
   const cancelling = new AbortController();
   const name = make("input", { type: "text", id: "kl-add-name", list: "kl-add-names", autocomplete: "off", spellcheck: "false", "aria-describedby": "kl-add-about" });
@@ -80,13 +82,20 @@ export async function gather(given, field, take) {
   dialog.addEventListener("close", () => cancelling.abort());
   dialog.addEventListener("drop", (event) => form.hidden || add({ files: [...event.dataTransfer.files], entries: [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean) }));
   const reading = add(given);
-  const known = await ask("/kl/datasets");
+  name.addEventListener("input", () => (isNamed = true));
+  known = await ask("/kl/datasets");
   names.append(...known.names.map((value) => make("option", { value })));
   say(about, t`Kept in ${known.folder}. Pixels stay as they are; what a file tells of place, time and camera is taken out. Captions are files of the same name (cat.txt beside cat.jpg).`);
   await reading;
-  const present = field.startsWith(known.folder) ? field.slice(known.folder.length + 1) : "";
-  const folder = chosen.length && (/^(.+)\.zip$/i.exec(chosen[0].name) || /^([^/]+)\//.exec(chosen[0].name));
-  if (!name.value) name.value = known.names.includes(present) ? present : folder ? folder[1] : t`my-images`;
+  propose();
+
+  // The data set in the field is added to; otherwise it is called as the folder or zip is.
+  function propose() {
+    if (isNamed || !known) return;
+    const present = field.startsWith(known.folder) ? field.slice(known.folder.length + 1) : "";
+    const folder = chosen.length && (/^(.+)\.zip$/i.exec(chosen[0].name) || /^([^/]+)\//.exec(chosen[0].name));
+    name.value = known.names.includes(present) ? present : folder ? folder[1] : t`my-images`;
+  }
 
   async function add(more) {
     try {
@@ -95,6 +104,7 @@ export async function gather(given, field, take) {
       say(status, t`Not all of it can be read: ${error.message}`);
       return;
     }
+    propose();
     go.disabled = !chosen.length;
     if (chosen.length) say(status, phrased([plural(chosen.length, "file", "files"), bytes(total())]));
     if (chosen.length) go.focus();
@@ -151,12 +161,13 @@ export async function gather(given, field, take) {
     }
   }
 
-  // said: {folder, images, captions, there, renamed, left_out: {reason: [name]}, notes: [text]}
+  // said: {folder, images, captions, pairs, there, renamed, left_out: {reason: [name]}, notes: [text]}
   function tell(said) {
     const left = Object.entries(said.left_out);
     const count = left.reduce((sum, [, names]) => sum + names.length, 0);
     const facts = [
       said.images || !said.there ? t`Added: ${plural(said.images, "image", "images")}, ${plural(said.captions, "caption", "captions")}.` : said.captions ? t`Added: ${plural(said.captions, "caption", "captions")}.` : t`Nothing new.`,
+      said.pairs ? t`Edit pairs: ${said.pairs}.` : "",
       said.there ? t`There already: ${plural(said.there, "file", "files")}.` : "",
       said.renamed ? t`${said.renamed} got a number behind the name, because another image has it.` : "",
       count ? t`Left out: ${plural(count, "file", "files")}.` : "",

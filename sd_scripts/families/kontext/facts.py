@@ -9,7 +9,7 @@ FACTS = TransformerFacts(
     label="FLUX.1 Kontext",
     place=25,
     edits=True,
-    demo=None,
+    demo="toy-edit-border-kontext",
     kohya=None,
     # Layers have FLUX.1's names, so that they tell nothing.
     adapters=TransformerMarks(architectures=("flux_kontext", "flux-kontext", "flux-1-kontext"), layers=r"(?!)"),

@@ -12,7 +12,7 @@ FACTS = TransformerFacts(
     label="Qwen-Image-Edit",
     place=50,
     edits=True,
-    demo=None,
+    demo="toy-edit-border",
     kohya=None,
     adapters=TransformerMarks(architectures=("qwen_image", "qwen-image"), layers=r"transformer_blocks[._]\d+[._](img|txt)_(mlp|mod)"),
     companions=("vae", "text_encoder"),
