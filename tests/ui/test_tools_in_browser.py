@@ -51,6 +51,9 @@ def test_each_tool_has_its_form_and_keeps_what_was_typed_and_what_is_wrong_stand
     open_tools(page)
     page.locator("#kl-tool-verify_lora").check()
     expect(page.locator("#kl-tool-model")).to_have_value("mine.safetensors")
+    # The next tool has the same file.
+    page.locator("#kl-tool-convert_lora").check()
+    expect(page.locator("#kl-tool-model")).to_have_value("mine.safetensors")
 
     page.locator("#kl-tool-model").fill("")
     page.locator("#kl-tool-resize_lora").check()
@@ -83,3 +86,6 @@ def test_a_file_of_a_run_is_verified_with_one_click(studios: Callable[..., Any],
     for width in (390, 1000, 1400, 1920):
         page.set_viewport_size({"width": width, "height": 1080})
         assert Eyes(page).flaws() == [], width
+        # The programs that read the file stand in its window, all of them.
+        box, readers = (page.locator(place).bounding_box() for place in (".kl-tool-lines", ".kl-tool-lines :text('read whole by')"))
+        assert box and readers and readers["x"] + readers["width"] <= box["x"] + box["width"], (width, box, readers)

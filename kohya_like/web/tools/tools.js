@@ -45,11 +45,11 @@ function table(name, rows) {
   return make("div", { class: "kl-scroll", tabindex: "0", role: "region", "aria-label": name }, make("table", { class: "kl-table" }, head, body));
 }
 
-// A tool's own sentences come first; its figures are there to open.
+// A tool's own sentences come first; its figures are there to open. Lines of a table, which are indented, keep their columns.
 function drawAnswer(report) {
   const { lines, ...figures } = report && typeof report === "object" ? report : {};
   if (!Array.isArray(lines)) return drawReport(report);
-  return [make("pre", { class: "kl-tool-lines", tabindex: "0", role: "region", "aria-label": t`Report`, text: lines.map(translated).join("\n") }),
+  return [make("pre", { class: "kl-tool-lines", tabindex: "0", role: "region", "aria-label": t`Report` }, ...lines.map((line) => make("span", { class: /^\s/.test(line) ? null : "kl-prose", text: `${translated(line)}\n` }))),
     make("details", { class: "kl-part-of" }, make("summary", {}, make("h3", { text: t`All figures` })), ...drawReport(figures))];
 }
 
@@ -141,7 +141,8 @@ export function tools({ root }) {
   // -- the form
 
   const toolOf = (name) => known.tools.find((tool) => tool.name === name);
-  const draft = () => (drafts[chosen] = drafts[chosen] || {});
+  // Where a field's draft is kept. The LoRA file is that of all tools: who has verified one converts or resizes it next.
+  const place = (tool, field) => (field === "model" ? drafts : (drafts[tool] = drafts[tool] || {}));
 
   function choose(name) {
     chosen = drafts.tool = name;
@@ -164,7 +165,7 @@ export function tools({ root }) {
   function drawField(spec) {
     const ident = `kl-tool-${spec.name}`;
     const keep = () => {
-      draft()[spec.name] = field.read();
+      place(chosen, spec.name)[spec.name] = field.read();
       store(DRAFT, drafts);
     };
     const isFile = spec.path && spec.name !== "save_to";
@@ -174,7 +175,8 @@ export function tools({ root }) {
     if (spec.path) field.node.after(makeBrowse(spec, field.node));
     if (isFile && spec.control === "text") field.node.setAttribute("list", files.id);
     if (spec.path) field.node.placeholder = spec.control === "lines" ? t`one path a line` : spec.optional ? t`none` : t`a path on the studio's computer`;
-    field.set(spec.name in draft() && typeof draft()[spec.name] === typeof spec.default ? draft()[spec.name] : spec.default);
+    const kept = place(chosen, spec.name)[spec.name];
+    field.set(typeof kept === typeof spec.default ? kept : spec.default);
     fields.set(spec.name, field);
     return field.root;
   }
@@ -304,7 +306,7 @@ export function tools({ root }) {
     if (!known) await learn();
     const { name, texts } = asked;
     asked = null;
-    Object.assign((drafts[name] = drafts[name] || {}), texts);
+    for (const [field, text] of Object.entries(texts)) place(name, field)[field] = text;
     choose(name);
     await start();
     view.root.scrollIntoView({ block: "nearest" });
