@@ -18,7 +18,8 @@ from sd_scripts.schema.dataset import DatasetOptions
 
 from .draws import choice_for, fraction_for, random_for
 
-_CHOICE = re.compile(r"\{([^{}]*)\}")
+_CHOICE = re.compile(r"\{([^{}]+)\}")
+_BRACES = re.compile(r"\{\{|\}\}|[{}]")
 _OPEN, _CLOSE = "\x01", "\x02"  # stand for {{ and }}, which mean the braces themselves
 
 
@@ -141,12 +142,31 @@ def _joint(rules: CaptionRules) -> str:
 
 
 def choose_wildcards(text: str, rng: random.Random) -> str:
-    """{a|b|c} becomes one of its parts, innermost first, so choices may be nested; {{ and }} are braces."""
-    text = text.replace("{{", _OPEN).replace("}}", _CLOSE)
+    """{a|b|c} becomes one of its parts, innermost first, so choices may be nested; {{ and }} are braces, unless }} ends two choices."""
+    text = _with_marks(text)
     while True:
         text, count = _CHOICE.subn(lambda match: rng.choice(match[1].split("|")), text)
         if not count:
             return text.replace(_OPEN, "{").replace(_CLOSE, "}")
+
+
+def _with_marks(text: str) -> str:
+    """The text with marks for {{ and }} that mean the braces themselves."""
+    opened: list[str] = []
+
+    def marked(match: re.Match[str]) -> str:
+        brace = match[0]
+        if brace[0] == "{":
+            opened.append(brace)
+            return _OPEN if brace == "{{" else brace
+        if brace == "}}" and opened[-2:] != ["{", "{"]:
+            if opened[-1:] == ["{{"]:
+                opened.pop()
+            return _CLOSE
+        del opened[-len(brace) :]
+        return brace
+
+    return _BRACES.sub(marked, text)
 
 
 def _parts(text: str, separator: str) -> list[str]:

@@ -55,16 +55,14 @@ def to_kohya(options: RunOptions) -> Exported:
     script = next((name for name, (family, method, _) in kohya_words.SCRIPTS.items() if (family, method) == (like, options.method)), None)
     if script is None:
         raise OptionError(f"sd-scripts has no script that trains {options.label}")
-    values, asleep = flat.flatten(options), flat.asleep(type(options), flat.changed(options))
+    values, asleep = _with_alpha(flat.flatten(options)), flat.asleep(type(options), flat.flatten(options))
     facts = FACTS[like].kohya
     theirs = {**kohya_words.DEFAULTS, **(facts.defaults if facts else {})}
-    changed = {name for name in flat.changed(options) if name not in asleep} | (theirs.keys() & values.keys())
+    changed = ((flat.changed(options).keys() | theirs.keys()) & values.keys()) - asleep.keys()
     lacking = kohya_words.LACKING.get(script, frozenset())
     words = [word for name in values if name in (changed & kohya_words.SAME) - lacking for word in _flag(name, values[name])]
     for option, names in (facts.options if facts else {}).items():
         words += [word for name in names if option in changed for word in _flag(name, values[option])]
-    if options.method == "network" and values["network_alpha"] is None:
-        words += [f"--network_alpha={values['network_dim']}"]
     words += ["--model_type", own] if own else []
     version = version_of(options.family, str(values["pretrained_model_name_or_path"]))
     words += [f"--{version}"] if version else []
@@ -167,9 +165,9 @@ def _unsaid(options: RunOptions, found: Imported) -> tuple[str, ...]:
 
 def _with_alpha(values: dict[str, Any]) -> dict[str, Any]:
     """No alpha means that of the rank."""
-    return values | (
-        {"network_alpha": float(values["network_dim"])} if "network_alpha" in values and values["network_alpha"] is None else {}
-    )
+    ranks = {"network_alpha": "network_dim", "conv_alpha": "conv_dim"}
+    missing = [alpha for alpha, rank in ranks.items() if alpha in values and values[alpha] is None and values[rank] is not None]
+    return values | {alpha: float(values[ranks[alpha]]) for alpha in missing}
 
 
 def _same(name: str, one: Any, other: Any) -> bool:

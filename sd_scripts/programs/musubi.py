@@ -61,6 +61,7 @@ _DEFAULTS: dict[str, object] = {
     "learning_rate": 2e-6,
     "lr_scheduler": "constant",
     "lr_warmup_steps": 0,
+    "lr_decay_steps": 0,
     "timestep_sampling": "sigma",
     "discrete_flow_shift": 1.0,
     "save_precision": "float",
@@ -126,7 +127,7 @@ def _imported(
     fill(sheet, split, table)
     said = {*sheet.given, *unclear, *(name for name in _DEFAULTS if method == "full" and name.startswith("network_"))}
     for option, default in _DEFAULTS.items() if command is None or not command.lacks_its_file else ():
-        if option not in said and sheet.has(option, default):
+        if option not in said and sheet.has(option, default) and option not in flat.asleep(run, {**sheet.values, option: default}):
             sheet.assume_if_other(option, default, PROGRAM)
     if command is not None:
         sheet.ask(unclear, rule_of(sheet, table))
@@ -293,8 +294,15 @@ def _of_the_model(sheet: KohyaSheet, key: str) -> None:
 def _bounds(sheet: KohyaSheet, key: str) -> None:
     """There another density than an even one is squeezed into the range, unless the file keeps its shape."""
     sheet.plain(key)
-    even = str(sheet.value("timestep_sampling") or "sigma") in ("uniform", "sigma")
-    if not (even or sheet.on("preserve_distribution_shape") or sheet.number(key) in (None, {"min": 0, "max": 1000}[key[:3]])):
+    sampling = str(sheet.value("timestep_sampling") or "sigma")
+    if sheet.number(key) in (None, {"min": 0, "max": 1000}[key[:3]]):
+        return
+    if sampling == "sigma":
+        why = (
+            "it is a noise level here; with timestep_sampling = sigma that program counts its sampler's steps with it, from noise to image"
+        )
+        sheet.conflicts.append(f"{key} = {shown(sheet.value(key))}: {why}")
+    elif sampling != "uniform" and not sheet.on("preserve_distribution_shape"):
         sheet.conflicts.append(f"{key} = {shown(sheet.value(key))}: the density of times is cut here, and squeezed into the range there")
 
 

@@ -70,7 +70,8 @@ def num_steps(value: float, total_steps: int) -> int:
 def factor_at(options: OptimizerOptions, total_steps: int) -> Factor:
     """The named schedule as a function step -> factor on the peak learning rate; step 0 is the first optimizer step.
 
-    The values are those of the functions of the same name in diffusers and transformers. Raises OptionError for wrong lr_scheduler_args.
+    The values are those of the functions of the same name in diffusers and transformers, which kohya's scripts give half of
+    lr_scheduler_num_cycles where these count whole waves. Raises OptionError for wrong lr_scheduler_args.
     """
     name = options.lr_scheduler
     arguments = key_values("lr_scheduler_args", options.lr_scheduler_args)
@@ -105,7 +106,7 @@ def _falling(options: OptimizerOptions, arguments: Mapping[str, Any], warmup: in
     if name == "linear":
         return lambda step: max(0.0, 1.0 - p(step))
     if name in ("cosine", "cosine_with_min_lr"):
-        cycles = _number(arguments, "num_cycles", 0.5)
+        cycles = _number(arguments, "num_cycles", 0.5 if name == "cosine" else options.lr_scheduler_num_cycles / 2)
         floor = options.lr_scheduler_min_lr_ratio if name == "cosine_with_min_lr" else 0.0
         return lambda step: max(0.0, 0.5 * (1 + math.cos(2 * math.pi * cycles * p(step))) * (1 - floor) + floor)
     if name == "cosine_with_restarts":
@@ -129,7 +130,7 @@ def _polynomial(options: OptimizerOptions, lr_end: float, p: Callable[[int], flo
 
 
 def _warmup_stable_decay(options: OptimizerOptions, arguments: Mapping[str, Any], warmup: int, total: int) -> Factor:
-    floor, cycles = options.lr_scheduler_min_lr_ratio, _number(arguments, "num_cycles", 0.5)
+    floor, cycles = options.lr_scheduler_min_lr_ratio, _number(arguments, "num_cycles", options.lr_scheduler_num_cycles / 2)
     kinds = {key: arguments.get(key, default) for key, default in (("warmup_type", "linear"), ("decay_type", "cosine"))}
     for key, kind in kinds.items():
         if kind not in _CURVES:

@@ -64,7 +64,8 @@ class DatasetOptions(Section):
     bucket_reso_steps: Annotated[int, Field(ge=8, le=512), Show(unit="px")] = 64
     """Bucket sides are multiples of this."""
     bucket_no_upscale: bool = True
-    """Never enlarge an image: small ones get a smaller bucket."""
+    """Never enlarge an image: small ones get a smaller bucket. min_bucket_reso and max_bucket_reso hold all the same; kohya's scripts take
+    no notice of them then."""
     resize_interpolation: Interpolation = "auto"
     """Resampling filter; auto is area for shrinking and lanczos for enlarging."""
     random_crop: bool = False
@@ -77,7 +78,7 @@ class DatasetOptions(Section):
     caption_extension: str = ".txt"
     """Ending of the caption file beside an image; .caption is looked for as well when there is none."""
     caption_separator: Annotated[str, Field(min_length=1)] = ","
-    """What separates the parts (tags) of a caption."""
+    """What separates the parts (tags) of a caption, and joins them again; kohya's scripts join them with a comma whatever it is."""
     shuffle_caption: bool = False
     """Shuffle the parts of a caption each time. Works together with cached text embeddings, see caption_variants."""
     keep_tokens: WholeNumber = 0

@@ -101,6 +101,8 @@ class KohyaFacts:
     """Whether a script for DreamBooth trains the text encoder unless it is told not to."""
     unet_blocks: tuple[int, int, int] | None
     """Input, middle and output blocks that have ranks and rates of their own; None without a UNet."""
+    middle_parts: int
+    """In how many parts the middle block has them there: of three the second alone has transformers."""
     swaps_pairs: bool
     """Whether blocks_to_swap there counts half as double blocks, and the rest twice as single blocks."""
 

@@ -12,6 +12,7 @@ from . import kohya_words as words
 from . import legacy
 from .optimizer import SCHEDULE_FREE
 from .runs import RunOptions
+from .sleeping import asleep
 
 _CHANGES_SOMETHING = {"config_file", "dataset_class", "no_token_padding", "train_blocks", "huggingface_token", "wandb_api_key", "wandb_key"}
 """Names that `legacy` calls not needed, but without which a run would end otherwise."""
@@ -151,11 +152,13 @@ class _Line:
         if algorithm:
             self.values.setdefault("network_type", _ALGORITHMS[algorithm])
             self.notes.append(f"--network_args algo={algorithm}: taken as network_type = {_shown(self.values['network_type'])}")
-        lycoris = self.given.get("network_module") == "lycoris.kohya" and not any(text in words.LINEAR_ONLY for _, _, text in pairs)
-        if lycoris and "conv_dim" in self.known and not any(key == "conv_dim" for key, _, _ in pairs) and "conv_dim" not in self.values:
-            same = {"conv_dim": "network_dim", "conv_alpha": "network_alpha"}
-            self.values |= {option: self.values.get(other, self.known[other].default) for option, other in same.items()}
-            self.notes.append(f"--network_module lycoris.kohya: conv_dim = {self.values['conv_dim']}, the rank of the rest, as there")
+        if self.given.get("network_module") != "lycoris.kohya" or any(text in words.LINEAR_ONLY for _, _, text in pairs):
+            return
+        said = {*self.values, *(key for key, _, _ in pairs)}
+        for option, other in (("conv_dim", "network_dim"), ("conv_alpha", "network_alpha")):
+            if option in self.known and option not in said and (same := self.values.get(other, self.known[other].default)) is not None:
+                self.values[option] = same
+                self.notes.append(f"--network_module lycoris.kohya: {option} = {same}, {other} of the rest, as there")
 
     def text_encoders(self) -> None:
         """Rates of the text encoders by kohya's names; and an adapter of kohya's trains them unless it is told not to."""
@@ -182,12 +185,24 @@ class _Line:
                 self.values[cache] = False
                 self.notes.append(f"--{option}: {cache} is off, because nobody asked for it and it cannot show what changes in every step")
 
+    def counts_here(self) -> None:
+        """A sentence for each given option that kohya's scripts take no notice of in such a run."""
+        if not _is_off(self.values.get("bucket_no_upscale")):
+            limits = [name for name in ("min_bucket_reso", "max_bucket_reso") if name in self.values]
+            self.notes += [f"--{name}: it holds here; there it has no effect with bucket_no_upscale" for name in limits]
+        if self.kohya is not None and "discrete_flow_shift" in self.known:
+            bounds = [name for name in ("min_timestep", "max_timestep") if name in self.values]
+            self.notes += [f"--{name}: it counts here; kohya's scripts for this family train on all times" for name in bounds]
+
     def defaults(self) -> None:
         """A sentence on what the line leaves out and kohya's scripts would take otherwise."""
+        opened, _ = legacy.network_args(self.values.get("network_args", ()), self.known)
+        values = {**opened, **self.values}
         left = [
             f"{name} = {_shown(self.known[name].default)} ({_shown(theirs)} there)"
             for name, theirs in ({**words.DEFAULTS, **self.kohya.defaults} if self.kohya else {}).items()
-            if name in self.known and name not in self.values and self.known[name].default != theirs
+            if name in self.known and name not in values and self.known[name].default != theirs
+            if name not in asleep(self.known, {**values, name: theirs})
         ]
         if left:
             self.notes.append(f"what is not given has the defaults of this program: {', '.join(left)}")
@@ -207,6 +222,7 @@ def translated(run: type[RunOptions], known: Mapping[str, Any], given: Mapping[s
     line.text_encoders()
     line.caches()
     if line.is_kohyas:
+        line.counts_here()
         line.defaults()
     return line.values, line.notes
 

@@ -13,12 +13,14 @@ from .samples import SAMPLERS as OUR_SAMPLERS
 DEFAULTS: dict[str, object] = {
     "lr_scheduler": "constant",
     "lr_warmup_steps": 0,
+    "lr_decay_steps": 0,
     "enable_bucket": False,
     "bucket_no_upscale": False,
     "max_bucket_reso": 1024,
     "learning_rate": 2e-6,
     "network_dim": 4,
     "network_alpha": 1.0,
+    "conv_alpha": 1.0,
 }
 """Defaults of kohya's scripts of all families, where they are others than ours and change what is trained; a family's own are facts."""
 

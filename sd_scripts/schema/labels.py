@@ -163,7 +163,7 @@ _LABELS = {
     "revision": "Hub revision",
     "sample_at_first": "Sample before the first step",
     "save_best": "Keep the best checkpoint",
-    "save_last_n_epochs": "Keep checkpoints of the last N epochs",
+    "save_last_n_epochs": "Keep the last N epoch checkpoints",
     "save_last_n_states": "Keep the last N training states",
     "save_last_n_steps": "Keep checkpoints of the last N steps",
     "save_n_epoch_ratio": "Number of checkpoints",

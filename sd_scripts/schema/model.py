@@ -164,7 +164,8 @@ class UNetModelOptions(BaseModelOptions):
     """Rescale the noise schedule so that the last step is pure noise (Lin et al. 2023). On in any case when the model's scheduler
     configuration says so. Meant for v_prediction."""
     max_token_length: Literal[75, 150, 225] = 75
-    """Caption tokens that are read; 150 and 225 are encoded in two or three chunks of 75 and concatenated."""
+    """Caption tokens that are read; 150 and 225 are encoded in two or three chunks of 75 and concatenated, each with its start and end, as
+    ComfyUI and Forge read prompts (kohya's scripts leave out those in between)."""
     weighted_captions: bool = False
     """Read (word:1.2), (word) and [word] in captions as attention weights."""
 

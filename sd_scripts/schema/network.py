@@ -63,7 +63,8 @@ class NetworkOptions(Section):
     """Scale by alpha / sqrt(rank) instead of alpha / rank (rsLoRA, Kalajdzievski 2023). The exported alpha is converted, so every tool
     reads it right."""
     network_dropout: Annotated[Fraction, Field(lt=1), _LORA] = 0.0
-    """Chance that an input of the adapter is zeroed during training (lora and dora)."""
+    """Chance that an input of the adapter is zeroed during training (lora and dora), as in the paper. kohya's scripts zero what the down
+    matrix makes of it."""
     rank_dropout: Annotated[Fraction, Field(lt=1), Show(needs="network_type=loha|lokr")] = 0.0
     """Chance that a rank is left out for a step (loha and lokr)."""
     module_dropout: Annotated[Fraction, Field(lt=1), Show(needs="network_type=loha|lokr|oft")] = 0.0

@@ -74,16 +74,18 @@ class OptimizerOptions(Section):
     """Further arguments of the schedule as key=value; values are Python literals. piecewise_constant takes
      step_rules="1:10,0.1:20,0.01"."""
     lr_warmup_steps: NotNegative = 0.05
-    """Steps (below 1: fraction of the run) in which the learning rate rises from 0."""
-    lr_decay_steps: NotNegative = 0.1
-    """Steps (below 1: fraction of the run) of the final decay; only for warmup_stable_decay."""
-    lr_scheduler_num_cycles: Count = 1
-    """Cycles of cosine_with_restarts."""
-    lr_scheduler_power: NotNegative = 1.0
+    """Steps (below 1: fraction of the run, to the nearest step) in which the learning rate rises from 0; constant and piecewise_constant
+    have none."""
+    lr_decay_steps: Annotated[NotNegative, Show(needs="lr_scheduler=warmup_stable_decay")] = 0.1
+    """Steps (below 1: fraction of the run, to the nearest step) of the final decay of warmup_stable_decay."""
+    lr_scheduler_num_cycles: Annotated[Count, Show(needs="lr_scheduler=cosine_with_restarts|cosine_with_min_lr|warmup_stable_decay")] = 1
+    """Cycles of cosine_with_restarts. For cosine_with_min_lr and the decay of warmup_stable_decay half waves of the cosine: 1 falls to the
+    floor, 2 rises to the peak again."""
+    lr_scheduler_power: Annotated[NotNegative, Show(needs="lr_scheduler=polynomial")] = 1.0
     """Power of polynomial; 1 is linear."""
-    lr_scheduler_timescale: Count | None = None
+    lr_scheduler_timescale: Annotated[Count | None, Show(needs="lr_scheduler=inverse_sqrt")] = None
     """Time scale of inverse_sqrt in steps; None takes the warm-up steps."""
-    lr_scheduler_min_lr_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    lr_scheduler_min_lr_ratio: Annotated[float, Field(ge=0, lt=1), Show(needs="lr_scheduler=cosine_with_min_lr|warmup_stable_decay")] = 0.0
     """Floor of the learning rate as a part of its peak, for cosine_with_min_lr and warmup_stable_decay."""
     allow_custom_modules: Annotated[bool, Show(cli_only=True)] = False
     """Allow optimizer_type and lr_scheduler_type to name any importable class. This runs other people's code: only on the command line,

@@ -44,9 +44,10 @@ class OutputOptions(Section):
     save_n_epoch_ratio: Count | None = None
     """Save about this many times over the run, at ends of epochs."""
     save_last_n_steps: Annotated[Count | None, Show(unit="steps", needs="save_every_n_steps")] = None
-    """Keep only files saved within the last N steps; None keeps all. The final file always stays."""
-    save_last_n_epochs: Annotated[Count | None, Show(unit="epochs", needs="save_every_n_epochs or save_n_epoch_ratio")] = None
-    """Keep only files saved within the last N epochs; None keeps all. The final file always stays."""
+    """Keep only files saved within the last N steps; one that is N steps old goes (kohya's scripts still keep it). None keeps all. The
+    final file always stays."""
+    save_last_n_epochs: Annotated[Count | None, Show(needs="save_every_n_epochs or save_n_epoch_ratio")] = None
+    """Of the files saved at ends of epochs keep the last N; None keeps all. The final file always stays, and is one of them."""
     save_best: Annotated[bool, Show(needs="validation_split or dataset_config")] = False
     """Also keep the file of the lowest held-out loss so far as `<output_name>-best`, whatever else is removed. Needs validation_split."""
     early_stop_patience: Annotated[Count | None, Show(needs="save_best")] = None

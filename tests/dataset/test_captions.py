@@ -70,6 +70,22 @@ def test_wildcards_may_be_nested_and_double_braces_are_braces() -> None:
     assert found == {"a {e}", "b d {e}", "c d {e}"}
 
 
+@pytest.mark.parametrize(
+    ("caption", "wanted"),
+    [
+        ("{a|{b|c}}", {"a", "b", "c"}),
+        ("{a|{b|{c|d}}} e", {"a e", "b e", "c e", "d e"}),
+        # Braces that are meant themselves stay so within a choice and around one.
+        ("{a|{{b}}}", {"a", "{b}"}),
+        ("{{ {a|b} }}", {"{ a }", "{ b }"}),
+        ("{:}}|:D}", {":}", ":D"}),
+        ("a {} b", {"a {} b"}),
+    ],
+)
+def test_choices_that_end_together_are_two_choices(caption: str, wanted: set[str]) -> None:
+    assert {shown(CaptionRules(wildcards=True), caption, variant) for variant in range(80)} == wanted
+
+
 def test_without_wildcards_braces_stay() -> None:
     assert shown(CaptionRules(), "a {red|blue} cat") == "a {red|blue} cat"
 

@@ -217,6 +217,10 @@ def saves(keeper: Checkpointer, folder: Path, total: int) -> list[int]:
         ({"save_every_n_steps": 20, "save_last_n_steps": 40}, [80]),
         ({"save_every_n_epochs": 2}, [20, 40, 60, 80]),
         ({"save_every_n_epochs": 1, "save_last_n_epochs": 3}, [80, 90]),
+        # kohya's scripts remove the file of epoch e - N every when that of epoch e is written; the final file is that of epoch 10.
+        ({"save_every_n_epochs": 2, "save_last_n_epochs": 3}, [60, 80]),
+        ({"save_every_n_epochs": 3, "save_last_n_epochs": 2}, [60, 90]),
+        ({"save_n_epoch_ratio": 5, "save_last_n_epochs": 2}, [80]),
         ({"save_n_epoch_ratio": 5}, [20, 40, 60, 80]),
         ({"save_n_epoch_ratio": 1000, "save_last_n_epochs": 2}, [90]),
         ({"save_every_n_steps": 25, "save_last_n_steps": 25, "save_every_n_epochs": 5}, [50]),

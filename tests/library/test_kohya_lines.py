@@ -121,6 +121,22 @@ def test_a_file_in_the_same_words_is_taken_too(tmp_path: Path) -> None:
     assert values["text_encoder_lr"] == (5e-5,) and values["train_text_encoder"] and any("xformers" in note for note in asked.notes)
 
 
+def test_what_another_default_or_meaning_makes_of_a_line_is_told() -> None:
+    limits = ["--enable_bucket", "--bucket_no_upscale", "--max_bucket_reso=1024"]
+    first = command_line.parse_cli(RUNS["sd", "network"], ["--pretrained_model_name_or_path=toy", "--train_data_dir=toy:star", *limits])
+    assert not any("max_bucket_reso" in note for note in first.notes), "this program's own line has nothing to be told"
+    kohyas = ["--pretrained_model_name_or_path=toy", "--train_data_dir=toy:star", "--network_module=networks.lora"]
+    asked = command_line.parse_cli(RUNS["sd", "network"], [*kohyas, *limits, "--network_args", "conv_dim=8"])
+    assert any(note.startswith("--max_bucket_reso: it holds here; there it has no effect") for note in asked.notes)
+    assert "conv_alpha = none (1.0 there)" in str(asked.notes) and "lr_decay_steps" not in str(asked.notes)
+    decay = command_line.parse_cli(RUNS["sd", "network"], [*kohyas, "--lr_scheduler=warmup_stable_decay"])
+    assert "lr_decay_steps = 0.1 (0 there)" in str(decay.notes) and "conv_alpha" not in str(decay.notes)
+    lycoris = [*kohyas[:2], "--network_module=lycoris.kohya", "--network_alpha=3", "--network_args", "algo=locon", "conv_dim=8"]
+    assert flat.flatten(command_line.parse_cli(RUNS["sd", "network"], lycoris).options)["conv_alpha"] == 3
+    flow = [*kohyas[:2], "--network_module=networks.lora_flux", "--max_timestep=500"]
+    assert any(note.startswith("--max_timestep: it counts here") for note in command_line.parse_cli(RUNS["flux", "network"], flow).notes)
+
+
 def test_a_line_for_a_newer_script_of_kohyas_says_what_it_says_there(data: dict[str, Path]) -> None:
     line = (
         "--dataset_config={set} --qwen3={set} --vae={set} --network_module=networks.lora_anima --network_dim=8 --timestep_sampling=sigmoid"

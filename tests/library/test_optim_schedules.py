@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -76,6 +77,19 @@ def test_cosine_with_min_lr_equals_transformers() -> None:
     assert ours(90, lr_scheduler="cosine_with_min_lr", lr_warmup_steps=7, lr_scheduler_min_lr_ratio=0.15) == pytest.approx(
         wanted, abs=1e-12
     )
+
+
+@pytest.mark.parametrize("half_waves", [1, 2, 3])
+def test_cycles_are_half_waves_of_a_cosine_with_a_floor_as_in_kohyas_scripts(half_waves: int) -> None:
+    # There num_cycles / 2 goes into 0.5 (1 + cos(2 pi cycles p)): p runs over the steps after the warm-up, or over those of the decay.
+    def wave(p: float) -> float:
+        return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * half_waves * p))
+
+    floor = {"lr_scheduler_num_cycles": half_waves, "lr_scheduler_min_lr_ratio": 0.1, "lr_warmup_steps": 0}
+    found = ours(40, lr_scheduler="cosine_with_min_lr", **floor)
+    assert found == pytest.approx([wave(step / 40) for step in range(40)], abs=1e-12)
+    found = ours(40, lr_scheduler="warmup_stable_decay", lr_decay_steps=10, **floor)
+    assert found == pytest.approx([1.0] * 30 + [wave(step / 10) for step in range(10)], abs=1e-12)
 
 
 @pytest.mark.parametrize("decay", ["linear", "cosine", "1-sqrt"])

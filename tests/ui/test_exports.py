@@ -128,8 +128,9 @@ def _compared(program: str, rng: random.Random, each: int) -> int:
             there, here = back(made, run), flat.flatten(options)
             asleep = flat.asleep(run, here)
             for name, value in here.items():
-                said = there[name] if name != "network_alpha" else there[name] or float(there["network_dim"])
-                wanted = value if name != "network_alpha" else value or float(here["network_dim"])
+                # Without an alpha it is the rank.
+                rank = {"network_alpha": "network_dim", "conv_alpha": "conv_dim"}.get(name, name)
+                said, wanted = there[name] or there[rank], value or here[rank]
                 if name == "optimizer_args":
                     said, wanted = sorted(said), sorted(wanted)
                 if name == "sample_prompts":

@@ -371,6 +371,58 @@ def test_blocks_ranks_and_curves_of_the_page() -> None:
     assert len(weights) == 19 and weights[9] == 1.0 and weights[10:] == (1.0,) * 6 + (0.0,) * 3
     assert weights[0] == 1.0 and weights[8] == 0.0 and weights[4] == pytest.approx(math.sin(math.pi / 4), abs=1e-4)
     assert row(lora(block_dims="1,2,3"), "block_dims")[0] == "not supported"
+    # sd-scripts counts 23 for SDXL: the time embedding, 9, the middle's ResNet, transformers and ResNet, 9, the last layer.
+    there = [0, *range(1, 10), 30, 40, 50, *range(61, 70), 0]
+    dims = flat.flatten(builds(lora(block_dims=",".join(map(str, there)))))["block_dims"]
+    assert dims == (*range(1, 10), 40, *range(61, 70))
+    assert row(lora(LoRA_type="LoCon", conv_dim=4, block_dims=",".join(map(str, there))), "block_dims")[0] == "not supported"
+
+
+@pytest.mark.parametrize(("weights", "wanted"), [("0.5", 1.0), ("0.5,0.25", 0.25), ("0.5,0.25,0", 0.25), ("0,0,0", 0.0)])
+def test_rates_of_the_middle_are_those_of_the_part_with_transformers(weights: str, wanted: float) -> None:
+    """sd-scripts gives numbers to the three parts of SDXL's middle in turn, and 1 to those without one."""
+    imported = lora(mid_lr_weight=weights)
+    assert flat.flatten(builds(imported))["block_lr_weight"][9] == wanted
+    assert ("those without a number have 1" in row(imported, "mid_lr_weight")[1]) == (weights.count(",") < 2)
+    assert flat.flatten(builds(lora("sd", mid_lr_weight="0.5")))["block_lr_weight"][12] == 0.5
+    with_convolutions = row(lora(LoRA_type="LoCon", conv_dim=4, mid_lr_weight=weights), "mid_lr_weight")
+    assert with_convolutions[0] == ("renamed" if weights == "0,0,0" else "not supported")
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "wanted"),
+    [
+        ("networks.lora", ["conv_dim=8"], 1.0),
+        ("networks.lora", ["conv_dim=8", "conv_alpha=2"], 2.0),
+        ("lycoris.kohya", ["algo=locon", "conv_dim=8"], 3.0),
+        ("networks.lora", [], None),
+    ],
+)
+def test_the_alpha_of_convolutions_is_sd_scripts_own_where_the_file_has_none(
+    module: str, arguments: list[str], wanted: float | None
+) -> None:
+    """networks.lora takes 1, LyCORIS the alpha of the rest; ours is that of the rank."""
+    imported = script(network_module=module, network_args=arguments, network_dim=6, network_alpha=3, learning_rate=1e-4, no_half_vae=True)
+    assert builds(imported).network.conv_alpha == wanted
+
+
+@pytest.mark.parametrize("no_upscale", [True, False])
+def test_limits_of_buckets_that_have_no_effect_there_are_left_out(no_upscale: bool) -> None:
+    """With bucket_no_upscale sd-scripts says that it ignores them, also its own default of 1024."""
+    values = {"network_module": "networks.lora", "no_half_vae": True, "enable_bucket": True, "bucket_no_upscale": no_upscale}
+    assert builds(script(**values)).dataset.max_bucket_reso == (2048 if no_upscale else 1024)
+    given = script(**values, min_bucket_reso=320, max_bucket_reso=1216)
+    dataset = builds(given).dataset
+    assert (dataset.min_bucket_reso, dataset.max_bucket_reso) == ((256, 2048) if no_upscale else (320, 1216))
+    assert row(given, "max_bucket_reso")[0] == ("not needed" if no_upscale else "taken")
+
+
+@pytest.mark.parametrize("name", ["cosine_with_restarts", "cosine_with_min_lr", "warmup_stable_decay", "cosine"])
+def test_cycles_are_taken_for_each_schedule_that_has_them(name: str) -> None:
+    options = builds(lora(lr_scheduler=name, lr_scheduler_num_cycles="3"))
+    assert options.optimizer.lr_scheduler_num_cycles == (1 if name == "cosine" else 3)
+    # Where nothing says how long the last part is, sd-scripts has none.
+    assert options.optimizer.lr_decay_steps == (0 if name == "warmup_stable_decay" else 0.1)
     assert len(flat.flatten(builds(lora("sd", block_dims=",".join(["2"] * 25))))["block_dims"]) == 25
 
 

@@ -161,6 +161,9 @@ def test_bounds_of_times_that_are_squeezed_there_are_said() -> None:
     assert sum("squeezed into the range" in text for text in squeezed.conflicts) == 2
     for changes in ({"timestep_sampling": "uniform"}, {"timestep_sampling": "shift", "preserve_distribution_shape": True}):
         assert not musubi("qwen_image", **bounds, **changes).conflicts
+    # timesteps[u (max - min) + min] of a scheduler that falls from 1000: 200 leaves out the noisiest fifth, not the clearest.
+    steps = musubi("qwen_image", timestep_sampling="sigma", **bounds)
+    assert sum("counts its sampler's steps with it, from noise to image" in text for text in steps.conflicts) == 2
 
 
 def test_diffusion_pipe_shifts_every_family_along_one_line() -> None:

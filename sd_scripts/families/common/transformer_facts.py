@@ -37,6 +37,7 @@ class TransformerKohya(KohyaFacts):
     text_rates: tuple[str, ...] = field(default=(), init=False)
     dreambooth_trains_text: bool = field(default=False, init=False)
     unet_blocks: tuple[int, int, int] | None = field(default=None, init=False)
+    middle_parts: int = field(default=0, init=False)
 
 
 @dataclass(frozen=True, kw_only=True)

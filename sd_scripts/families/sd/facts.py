@@ -41,6 +41,7 @@ FACTS = FamilyFacts(
         text_rates=("learning_rate_te",),
         dreambooth_trains_text=True,
         unet_blocks=(12, 1, 12),
+        middle_parts=1,
         swaps_pairs=False,
     ),
     # 768 in 1.x, 1024 in 2.x.

@@ -45,6 +45,7 @@ FACTS = FamilyFacts(
         text_rates=("learning_rate_te1", "learning_rate_te2"),
         dreambooth_trains_text=False,
         unet_blocks=(9, 1, 9),
+        middle_parts=3,
         swaps_pairs=False,
     ),
     adapters=AdapterMarks(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sd_scripts.library.core.diffusion import NoiseSchedulePath
 from sd_scripts.library.core.protocols import Path
 from sd_scripts.schema.objective import RegressionOptions
 
@@ -45,10 +46,14 @@ def pseudo_huber(c_of: Callable[[Tensor], Tensor], scale_by_c: bool) -> Distance
 def huber_threshold(options: RegressionOptions, path: Path) -> Callable[[Tensor], Tensor]:
     """c of times t (B,), by huber_schedule.
 
-    exponential falls from huber_scale at t = 0 to huber_c huber_scale at t = 1; snr is (1 - c)/(1 + sigma)^2 + c with
+    exponential falls from huber_scale at the first of T steps (or t = 0) by c^(1/T) a step (c^t); snr is (1 - c)/(1 + sigma)^2 + c with
     sigma = s / a (Khrapov et al. 2024, arXiv 2403.16728).
     """
     c, scale = options.huber_c, options.huber_scale
+
+    def exponential(t: Tensor) -> Tensor:
+        passed = path.steps(t) / path.num_steps if isinstance(path, NoiseSchedulePath) else t
+        return torch.exp(math.log(c) * passed) * scale
 
     def by_snr(t: Tensor) -> Tensor:
         a, s = path.coefficients(t)
@@ -56,7 +61,7 @@ def huber_threshold(options: RegressionOptions, path: Path) -> Callable[[Tensor]
 
     return {
         "constant": lambda t: torch.full_like(t, c * scale),
-        "exponential": lambda t: torch.exp(math.log(c) * t) * scale,
+        "exponential": exponential,
         "snr": by_snr,
     }[options.huber_schedule]
 

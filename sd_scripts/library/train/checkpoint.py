@@ -304,10 +304,12 @@ class Checkpointer:
 
     def _kept(self, old: int, now: int) -> bool:
         """Whether a file saved at step `old` stays at step `now`: it does when one of the rules that made it keeps it."""
-        steps, epochs = self._options.save_last_n_steps, self._options.save_last_n_epochs
+        steps, saves = self._options.save_last_n_steps, self._options.save_last_n_epochs
         by_steps, by_epochs = self._due_by_steps(old), self._due_by_epochs(old)
         if not by_steps and not by_epochs:
             return True
         kept_by_steps = by_steps and (steps is None or old > now - steps)
+        # As kohya's scripts count: N files, whose epochs lie save_every_n_epochs apart.
+        epochs = None if saves is None else saves * (self._every_n_epochs() or 1)
         kept_by_epochs = by_epochs and (epochs is None or self._epochs_done(old) > self._epochs_done(now) - epochs)
         return kept_by_steps or kept_by_epochs

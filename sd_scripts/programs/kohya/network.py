@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Sequence
 
 from sd_scripts.families import FACTS
 from sd_scripts.schema import kohya_words as words
@@ -197,6 +198,28 @@ def _start(sheet: KohyaSheet, key: str) -> None:
 # --- ranks and rates of blocks ---------------------------------------------------------------------------------------
 
 
+_PARTS_DIFFER = "the parts of the middle differ, which are one block here"
+
+
+def _middle(sheet: KohyaSheet, texts: Sequence[str]) -> list[float] | None:
+    """The number of the middle block, from those of its parts there; parts without one have 1. Layers that get an adapter without
+    convolutions are all in the second of three. None where parts differ that one number cannot stand for."""
+    count = sheet.kohya.middle_parts if sheet.kohya is not None else 1
+    found = [number(text) or 0.0 for text in texts[:count]]
+    found += [1.0] * (count - len(found))
+    return found[count // 2 : count // 2 + 1] if len(set(found)) == 1 or not adapts_convolutions(sheet) else None
+
+
+def _of_blocks(sheet: KohyaSheet, texts: list[str]) -> list[str] | None:
+    """One number for each block, from a list that has the layers before and after the blocks as well, and each part of the middle."""
+    blocks, count = (sheet.kohya.unet_blocks, sheet.kohya.middle_parts) if sheet.kohya is not None else (None, 1)
+    if blocks is None or count == 1 or len(texts) != sum(blocks) + count + 1:
+        return texts
+    down, middle, up = texts[1 : 1 + blocks[0]], texts[1 + blocks[0] : 1 + blocks[0] + count], texts[1 + blocks[0] + count : -1]
+    one = _middle(sheet, middle)
+    return None if one is None else [*down, *(f"{factor:g}" for factor in one), *up]
+
+
 @rule("block_dims", "block_alphas", "conv_block_dims", "conv_dims", "conv_block_alphas", "conv_alphas")
 @unless_empty
 def _blocks(sheet: KohyaSheet, key: str) -> None:
@@ -208,10 +231,12 @@ def _blocks(sheet: KohyaSheet, key: str) -> None:
         sheet.lose(key, "convolutions have one alpha in all blocks: conv_alpha")
     elif type_name(sheet) not in _ORDINARY:
         sheet.skip(key, f"this type ({type_name(sheet)}) does not use it")
-    elif len(parts(sheet.value(key))) != wanted:
-        sheet.lose(key, f"it has {len(parts(sheet.value(key)))} numbers, and {sheet.run.label} has {wanted} blocks; give {wanted}")
+    elif (values := _of_blocks(sheet, parts(sheet.value(key)))) is None:
+        sheet.lose(key, _PARTS_DIFFER)
+    elif len(values) != wanted:
+        sheet.lose(key, f"it has {len(values)} numbers, and {sheet.run.label} has {wanted} blocks; give {wanted}")
     else:
-        sheet.take(key, option, parts(sheet.value(key)))
+        sheet.take(key, option, values)
 
 
 def _curve(text: str, count: int) -> list[float] | None:
@@ -245,6 +270,11 @@ def _block_rates(sheet: KohyaSheet, key: str) -> None:
     else:
         given = {name: str(sheet.value(name)) for name in _SIDES if not is_empty(sheet.value(name))}
         curves = {name: _curve(text, counts[_SIDES[name]]) for name, text in given.items()}
+        if "mid_lr_weight" in given:
+            curves["mid_lr_weight"] = _middle(sheet, parts(given["mid_lr_weight"]))
+        if curves[key] is None and key == "mid_lr_weight":
+            sheet.lose(key, _PARTS_DIFFER)
+            return
         if curves[key] is None:
             sheet.lose(key, f"it is neither {counts[_SIDES[key]]} numbers nor one of kohya's curves; write block_lr_weight yourself")
             return
@@ -254,7 +284,10 @@ def _block_rates(sheet: KohyaSheet, key: str) -> None:
         limit = sheet.number("block_lr_zero_threshold") or 0.0
         whole = [0.0 if factor <= limit else factor for factor in factors]
         sheet.put("block_lr_weight", whole, key)
-        sheet.write(key, "renamed", f"its part of block_lr_weight, {len(whole)} factors in the order of the blocks")
+        note = f"its part of block_lr_weight, {len(whole)} factors in the order of the blocks"
+        if key == "mid_lr_weight" and len(parts(given[key])) < (count := sheet.kohya.middle_parts if sheet.kohya is not None else 1):
+            note += f"; there are {count} parts of the middle there, and those without a number have 1"
+        sheet.write(key, "renamed", note)
 
 
 # --- double and single blocks ---------------------------------------------------------------------------------------

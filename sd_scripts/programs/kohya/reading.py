@@ -286,7 +286,7 @@ def _guessed(given: Mapping[str, object], name: str, page: bool) -> tuple[str, s
     return family, f"{'the resolution' if side else 'the lack of any other sign'}; choose another kind of run if that is wrong"
 
 
-_PAGE_DEFAULTS: dict[str, object] = {"network_dim": 8, "network_alpha": 1.0}
+_PAGE_DEFAULTS: dict[str, object] = {"network_dim": 8, "network_alpha": 1.0, "lr_decay_steps": 0}
 """As kohya_words.DEFAULTS, for the page."""
 _SAID_BY = {"lr_scheduler": "lr_scheduler_type", "lr_warmup_steps": "lr_warmup", "enable_bucket": "dataset_config"}
 """Another key that decides an option as well."""
@@ -298,6 +298,7 @@ def _assume(sheet: KohyaSheet, unclear: Mapping[str, object]) -> None:
     rank_from_file = sheet.on("dim_from_weights") or type_name(sheet) in ("diag-oft", "boft", "transformer oft")
     own = sheet.kohya.defaults if sheet.kohya is not None else {}
     files = {"save_model_as": "kohya"} if sheet.run.method == "network" else {}
+    lycoris = not sheet.page and str(sheet.value("network_module")).startswith("lycoris")
     for option, default in {**(_PAGE_DEFAULTS if sheet.page else kohya_words.DEFAULTS), **own, **files}.items():
         if option not in sheet.known or option in sheet.given or option in unclear:
             continue
@@ -309,9 +310,13 @@ def _assume(sheet: KohyaSheet, unclear: Mapping[str, object]) -> None:
             continue
         if option in ("bucket_no_upscale", "max_bucket_reso") and not sheet.on("enable_bucket"):
             continue
-        if sheet.known[option].default != default:
+        if option == "max_bucket_reso" and sheet.on("bucket_no_upscale"):
+            continue
+        if option == "conv_alpha" and lycoris:
+            continue
+        if sheet.known[option].default != default and option not in flat.asleep(sheet.run, {**sheet.values, option: default}):
             sheet.assume(option, default, program)
-    if not sheet.page and str(sheet.value("network_module")).startswith("lycoris") and adapts_convolutions(sheet):
+    if lycoris and adapts_convolutions(sheet):
         for option, other in (("conv_dim", "network_dim"), ("conv_alpha", "network_alpha")):
             if option not in sheet.given and (same := sheet.values.get(other, sheet.known[other].default)) is not None:
                 sheet.assume(option, same, "LyCORIS")

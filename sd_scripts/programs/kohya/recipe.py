@@ -125,11 +125,14 @@ def _schedule_args(sheet: KohyaSheet, key: str) -> None:
         sheet.take(key, key, arguments(sheet.value(key)))
 
 
+_WITH_CYCLES = ("cosine_with_restarts", "cosine_with_min_lr", "warmup_stable_decay")
+
+
 @rule("lr_scheduler_num_cycles")
 def _cycles(sheet: KohyaSheet, key: str) -> None:
     epochs = sheet.number("epoch")
-    if sheet.value("lr_scheduler") != "cosine_with_restarts":
-        sheet.skip(key, "it is for cosine_with_restarts")
+    if sheet.value("lr_scheduler") not in _WITH_CYCLES:
+        sheet.skip(key, f"it is for {', '.join(_WITH_CYCLES)}")
     elif is_off(sheet.value(key)) and epochs:
         sheet.take(key, key, epochs, "empty means one for each epoch")
     else:

@@ -243,6 +243,14 @@ def _bucket_steps(sheet: KohyaSheet, key: str) -> None:
         sheet.plain(key)
 
 
+@rule("min_bucket_reso", "max_bucket_reso")
+def _bucket_limits(sheet: KohyaSheet, key: str) -> None:
+    if sheet.on("bucket_no_upscale") and not is_empty(sheet.value(key)):
+        sheet.skip(key, "sd-scripts takes no notice of it with bucket_no_upscale, and here it would hold")
+    else:
+        sheet.plain(key)
+
+
 @rule("color_aug")
 def _colours(sheet: KohyaSheet, key: str) -> None:
     sheet.plain(key)
