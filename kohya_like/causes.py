@@ -9,7 +9,7 @@ from typing import Literal
 
 from sd_scripts.runs.events import LastWord
 
-Kind = Literal["", "memory", "ram", "disk", "nan", "model", "file", "readers", "settings", "passing"]
+Kind = Literal["", "memory", "ram", "disk", "nan", "model", "file", "images", "readers", "settings", "passing"]
 """What fixes.py can do something about; passing: what need not come back when the run is started again."""
 WHY: dict[str, str] = {
     "memory": "The network, its gradients, the optimizer and the images of a batch need more memory together than the GPU has free.",
@@ -18,6 +18,7 @@ WHY: dict[str, str] = {
     "nan": "The steps are too large, fp16 cannot hold the numbers, or an image of the batch is damaged.",
     "model": "The file is not the one that the settings expect, or not all of it arrived.",
     "file": "It was moved, renamed or deleted, or its disk is not there.",
+    "images": "They are damaged, were not copied whole, or are no images.",
     "readers": "Background readers share memory, of which a container has little.",
     "settings": "Two settings contradict each other, or one does not fit the data or the model.",
 }
@@ -66,6 +67,12 @@ _LESS_RAM = (
 )
 
 RECOGNISERS: tuple[Recogniser, ...] = (
+    Recogniser(
+        r"\d+ images? cannot be read\. Replace or remove",
+        "Images of the data set cannot be read.",
+        "Replace or remove them, or leave them out with on_bad_image = skip.",
+        "images",
+    ),
     Recogniser(
         r"(?:CUDA|HIP|torch\.)\s?(?:error: )?out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|the device has no memory",
         "The GPU ran out of memory.",

@@ -99,6 +99,8 @@ def _changes(kind: str, options: RunOptions) -> Iterator[dict[str, Any]]:
         if options.training.mixed_precision == "fp16":
             yield {**lower, "mixed_precision": "bf16"}
         yield lower
+    elif kind == "images":
+        yield from _if_new({"on_bad_image": "skip"}, now)
     elif kind in ("ram", "readers"):
         yield from _if_new({"max_data_loader_n_workers": 0}, now)
 

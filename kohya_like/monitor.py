@@ -286,8 +286,9 @@ class Progress:
         return told if told is not None else statistics.median(self.seconds) if self.seconds else None
 
     def eta_seconds(self, now: float, stop: int | None = None) -> float | None:
-        """Seconds until the end, counted down since the last log line; None when the log cannot say. stop: see `desk.stop_step`."""
-        if self.farewell is not None:
+        """Seconds until the end, counted down since the last log line; None when the log cannot say, and while it is paused. stop: see
+        `desk.stop_step`."""
+        if self.farewell is not None or self.phase == "pause":
             return None
         eta, since = (self.last_step.eta_seconds, self.last_step.time) if self.last_step else (None, 0.0)
         if eta is None and self.seconds_per_step is not None and self.steps:

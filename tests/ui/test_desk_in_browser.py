@@ -195,6 +195,7 @@ def test_runs_are_named_found_deleted_and_brought_back(
     looked(visited, "tidy")
     dialog.get_by_role("button", name=re.compile("Put The good one .* back")).click()
     expect(dialog).to_contain_text("3 runs, ")
+    expect(page.locator(f"{RUNS} .kr-status").first).to_have_text("")
     assert desk.read(known["berry"].path) == said
     # Two states of each may go; those of one stay.
     dialog.get_by_label("The good one").uncheck()

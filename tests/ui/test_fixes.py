@@ -10,6 +10,7 @@ import pytest
 
 from kohya_like import causes, fixes
 from kohya_like.supervisor import Job, JobSupervisor
+from sd_scripts.dataset.scan import UnusableImage, bad_images_error
 from sd_scripts.library.core.errors import NonFiniteLoss
 from sd_scripts.runs.events import RunFailed
 from tests.ui.runs_on_disk import made, options
@@ -80,6 +81,15 @@ def test_a_loss_that_is_no_number_at_the_only_state_begins_from_the_first_step(s
     fix = fixes.fix_of(job, of("", said=str(NonFiniteLoss(3, ["a.png"]))))
     assert fix is not None and fix.text == "A new run begins with these settings, from the first step."
     assert fixes.start(supervisor, job, fix).run.options().distributed.resume == "none"
+
+
+def test_images_that_cannot_be_read_are_left_out_by_one_button(supervisor: JobSupervisor) -> None:
+    job = failed(supervisor)
+    cause = of("", 2, str(bad_images_error([UnusableImage("/data/stars/7.png", "is damaged")])), refused=True)
+    assert cause.why == "They are damaged, were not copied whole, or are no images."
+    fix = fixes.fix_of(job, cause)
+    assert fix is not None and fix.shown == (("Unreadable images", "stop", "skip"),) and fix.button == "Change this and start again"
+    assert fixes.start(supervisor, job, fix).run.options().dataset.on_bad_image == "skip"
 
 
 @pytest.mark.parametrize(

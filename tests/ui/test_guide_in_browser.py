@@ -101,6 +101,9 @@ def test_six_clicks_lead_from_dropped_images_to_a_run(
         supervisor, busy = full_studio.under_way(root)
         visited = visit(studio.url, width=width, height=height, theme=theme)
         newcomer = Newcomer(visited.page)
+        visited.page.get_by_role("tab", name="Runs").click()
+        expect(visited.page.locator("#kl-runs .kr-title")).to_have_text("under-way")
+        visited.page.get_by_role("tab", name="Train").click()
         newcomer.adds(stars(tmp_path / "my stars", 4))
         newcomer.click("Guide me")
         newcomer.reads("Which model?")
@@ -115,6 +118,10 @@ def test_six_clicks_lead_from_dropped_images_to_a_run(
         newcomer.click("Explain my settings")
         newcomer.reads("is 8 instead of 1.")
         assert visited.axe(".kl-dialog") == [] and Eyes(visited.page).flaws() == []
+        # What was started is what the list of runs shows next.
+        visited.page.keyboard.press("Escape")
+        visited.page.get_by_role("tab", name="Runs").click()
+        expect(visited.page.locator("#kl-runs .kr-title")).to_have_text("my-stars")
         supervisor.stop(busy, grace_seconds=0)
         supervisor.close()
         (run,) = (RunDirectory(path) for path in root.glob("*-my-stars"))

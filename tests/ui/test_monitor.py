@@ -169,6 +169,11 @@ def test_the_eta_counts_down_between_log_lines_and_is_made_from_the_median_where
     assert progress.eta_seconds(110.0) == pytest.approx(45.0) and progress.eta_seconds(113.0) == pytest.approx(42.0)
     progress.fold(steps(11, 12, eta_seconds=7.0))
     assert progress.eta_seconds(112.0) == pytest.approx(6.0) and progress.eta_seconds(900.0) == 0.0
+    # How long a run is paused nobody knows.
+    progress.fold([{"kind": "phase", "name": "pause", "time": 112.0}])
+    assert progress.eta_seconds(115.0) is None
+    progress.fold([{"kind": "phase", "name": "train", "time": 900.0}, *steps(12, 13, eta_seconds=5.0)])
+    assert progress.eta_seconds(112.0) is not None
 
 
 def test_the_eta_and_the_bar_count_to_the_step_after_which_somebody_has_asked_it_to_stop() -> None:

@@ -21,6 +21,9 @@ const ORDERS = {
   steps: [t`Most steps first`, (one, other) => other.step - one.step],
 };
 
+// The Runs tab, which may not be drawn yet, shows next what was started beside the form.
+let showNext = (name) => sessionStorage.setItem("kl.run", name);
+
 export function panel({ element, root, props, watch }) {
   const view = new RunView({
     compact: true, element, missing: () => view.follow(""), open: (name) => view.follow(name),
@@ -37,6 +40,7 @@ export function panel({ element, root, props, watch }) {
       const active = runs.find((run) => run.state === "running") || runs.find((run) => run.state === "queued");
       if (active && !view.name) {
         view.follow(active.name);
+        told = active.name;
         props.value = { run: active.name };
       }
     } catch (error) {
@@ -44,7 +48,13 @@ export function panel({ element, root, props, watch }) {
     }
     return 2.5;
   });
-  const put = () => view.follow((props.value && props.value.run) || view.name);
+  let told = ""; // the run that is beside the form
+  const put = () => {
+    const name = (props.value && props.value.run) || "";
+    view.follow(name || view.name);
+    if (name && name !== told) showNext(name);
+    told = name;
+  };
   watch("value", put);
   put();
 }
@@ -67,7 +77,12 @@ export function runs({ element, root }) {
     use,
     changed: () => look(),
   });
-  const tidy = async () => (await import("./tidy.js")).openTidy(() => look());
+  showNext = choose;
+  const tidy = async () => (await import("./tidy.js")).openTidy(() => {
+    // That a run is in the trash may be true no longer.
+    view.note("");
+    look();
+  });
   const none = make("div", { class: "kr-empty", hidden: true }, make("p", { text: t`No runs yet. Start one in the Train tab; it appears here and stays, also when the studio is closed.` }),
     make("button", { type: "button", class: "kr-button", text: t`Disk and trash`, onclick: tidy }));
   const nav = make("nav", { class: "kr-nav", "aria-label": t`Runs` });

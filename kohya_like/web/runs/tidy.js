@@ -79,7 +79,7 @@ export async function openTidy(changed) {
     const all = known.trash.reduce((sum, entry) => sum + entry.bytes, 0);
     const entries = known.trash.map((entry) => entry.name);
     return html`<h3>${t`Trash`}</h3>${entries.length === 0 ? html`<p>${t`It is empty.`}</p>` : html`<ul class="kr-tidy-list" tabindex="0" aria-label=${t`In the trash`}>${known.trash.map((entry) => html`<li key=${entry.name}><span>${thrownWords(entry)}</span>
-      <span class="kr-note">${phrased([moment(entry.time * 1000), bytes(entry.bytes)])}</span><button type="button" class="kr-button" aria-label=${t`Put ${thrownWords(entry)} back`}
+      <span class="kr-note">${phrased([t`deleted ${moment(entry.time * 1000)}`, bytes(entry.bytes)])}</span><button type="button" class="kr-button" aria-label=${t`Put ${thrownWords(entry)} back`}
         onClick=${() => order("restore", { entry: entry.name }, () => t`${thrownWords(entry)} is back.`)}>${t`Put back`}</button></li>`)}</ul>
       ${asked("empty", t`Empty the trash: ${bytes(all)}`, t`Really delete for ever`, () => order("empty", { entries }, ({ freed }) => t`${bytes(freed)} are free again.`))}
       <p class="kr-note">${t`What is older than 30 days goes by itself.`}</p>`}`;
