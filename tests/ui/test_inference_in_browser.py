@@ -150,6 +150,10 @@ def test_base_lora_and_checkpoints_of_a_run_stand_side_by_side_after_one_click(p
     expect(page.get_by_label("LoRA file 1", exact=True)).to_have_value(re.compile("border.safetensors"))
     page.locator("summary", has_text="What is compared").click()
     expect(page.locator("#kl-inf-prompts")).to_have_value("put a border around it")
+    # Another prompt of the form is what is compared; the one of the previews brings theirs back, and what is written here stays.
+    for prompt, rows in {"make it red": "", "put a border around it": "put a border around it"}.items():
+        page.locator("#kl-inf-prompt").fill(prompt)
+        expect(page.locator("#kl-inf-prompts")).to_have_value(rows)
     page.locator("#kl-inf-seeds").fill("x")
     page.locator("#kl-inf-compare").click()
     expect(page.locator("#kl-inf-seeds-error")).to_contain_text("'x' is neither a whole number")

@@ -99,6 +99,14 @@ export function makeAxes({ known, draft, keep, mine, fold }) {
     fields: new Map(fields.map((field, index) => [[PROMPTS, STRENGTHS, SEEDS][index].name, field])),
     // What the fields say; strengths are those of the form where nothing else is said.
     texts: (prompt) => ({ prompts: fields[0].read().trim() || prompt, strengths: fields[1].read(), seeds: fields[2].read() }),
+    // The prompt of the form has changed: where nobody has written any here, one of somebody's own takes the place of those of a run's previews.
+    follow(prompt) {
+      const { words = "", prompts = "" } = known().choice;
+      const [before, after] = prompt && prompt !== words ? [prompts, ""] : ["", prompts];
+      if (draft.axes.prompts !== before) return;
+      draft.axes.prompts = after;
+      fields[0].set(after);
+    },
     // Those of a run's previews, and what somebody has written here before.
     set(given) {
       draft.axes = { prompts: "", strengths: "1", seeds: "1", ...given };

@@ -292,6 +292,7 @@ export function inference({ root }) {
       if (spec.name === BASE && known.choice.draws) licence.soon();
       if (forecast) forecast.changed();
       if (spec.name === "seed" && field.read().trim()) lock(true);
+      if (spec.name === "prompt") comparing.follow(field.read().trim());
       keep();
     };
     const beside = spec.name === "seed" ? [seedLock.root] : [];
