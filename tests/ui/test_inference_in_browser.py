@@ -151,12 +151,23 @@ def test_base_lora_and_checkpoints_of_a_run_stand_side_by_side_after_one_click(p
     page.locator("summary", has_text="What is compared").click()
     expect(page.locator("#kl-inf-prompts")).to_have_value("put a border around it")
     # Another prompt of the form is what is compared; the one of the previews brings theirs back, and what is written here stays.
-    for prompt, rows in {"make it red": "", "put a border around it": "put a border around it"}.items():
-        page.locator("#kl-inf-prompt").fill(prompt)
-        expect(page.locator("#kl-inf-prompts")).to_have_value(rows)
     page.locator("#kl-inf-seeds").fill("x")
-    page.locator("#kl-inf-compare").click()
+    for prompt, shown, compared in (("make it\nred ", "", "make it red"), ("put a border around it",) * 3):
+        page.locator("#kl-inf-prompt").fill(prompt)
+        expect(page.locator("#kl-inf-prompts")).to_have_value(shown)
+        with page.expect_request(re.compile("/kl/compare/start")) as order:
+            page.locator("#kl-inf-compare").click()
+        # It is one prompt, also where it has several lines.
+        assert order.value.post_data_json["prompts"] == compared
     expect(page.locator("#kl-inf-seeds-error")).to_contain_text("'x' is neither a whole number")
+    # The field and what is wrong with it are above the row of buttons, which stays at the end of the window.
+    for size in ((1920, 1080), (1280, 720), (390, 844)):
+        page.set_viewport_size({"width": size[0], "height": size[1]})
+        page.locator("#kl-inf-seeds").evaluate("field => scrollBy(0, field.getBoundingClientRect().bottom - innerHeight)")
+        page.locator("#kl-inf-compare").click()
+        expect(page.locator("#kl-inf-seeds")).to_be_focused()
+        error, buttons = (page.locator(name).bounding_box() for name in ("#kl-inf-seeds-error", ".kl-inf-go"))
+        assert error and buttons and error["y"] > 0 and error["y"] + error["height"] <= buttons["y"], (size, error, buttons)
     page.locator("#kl-inf-seeds").fill("1-2")
     page.locator("#kl-inf-compare").click()
     grid = page.locator(".kl-compare")

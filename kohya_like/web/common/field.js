@@ -110,8 +110,11 @@ export function blame(fields, wrong, problems) {
   }
   wrong.replaceChildren(...loose.map((text) => make("p", { text })));
   wrong.hidden = loose.length === 0;
-  if (first) first.focus();
-  else if (loose.length) bring(wrong);
+  if (first) {
+    // What is wrong stands below the field.
+    first.focus({ preventScroll: true });
+    (first.closest(".kl-field") || first).scrollIntoView({ block: "nearest" });
+  } else if (loose.length) bring(wrong);
 }
 
 // A row of choices of which one holds: radio buttons, so that the arrow keys work.

@@ -98,7 +98,7 @@ export function makeAxes({ known, draft, keep, mine, fold }) {
     root, renew, columns,
     fields: new Map(fields.map((field, index) => [[PROMPTS, STRENGTHS, SEEDS][index].name, field])),
     // What the fields say; strengths are those of the form where nothing else is said.
-    texts: (prompt) => ({ prompts: fields[0].read().trim() || prompt, strengths: fields[1].read(), seeds: fields[2].read() }),
+    texts: (prompt) => ({ prompts: fields[0].read().trim() || prompt.replace(/\s+/g, " ").trim(), strengths: fields[1].read(), seeds: fields[2].read() }),
     // The prompt of the form has changed: where nobody has written any here, one of somebody's own takes the place of those of a run's previews.
     follow(prompt) {
       const { words = "", prompts = "" } = known().choice;
