@@ -27,7 +27,9 @@ from typing import Any, Protocol
 from sd_scripts.runs.safetensors_header import digest_of
 from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.files import write_atomically
+from sd_scripts.schema.generate import FAMILIES, samples_of
 from sd_scripts.schema.outside import json_of, read_as
+from sd_scripts.schema.prompts import OPTION, Defaults, read_prompts
 
 from . import votes
 from .files import entries, modified
@@ -44,6 +46,7 @@ MAX_COLUMNS = 24
 MAX_COMPARISONS = 100
 """So many are listed, the newest."""
 MAX_SEED = 2**63
+_ANY_SIZE = (512, 512)
 _OWN_SEED = re.compile(r"\s--d\s+(\d+)")
 _KEY = re.compile(r"[0-9a-f]{40}")
 
@@ -182,6 +185,7 @@ class Comparisons:
         pair = votes.next_pair(shown["there"], given, name)
         return {
             "pair": None if pair is None else dict(zip(("row", "left", "right"), pair, strict=True)),
+            "prompt": "" if pair is None else _words_of(shown["rows"][pair[0]]["prompt"]),
             "votes": len(given),
             "ranking": [{**asdict(one), "label": shown["columns"][one.column]["label"]} for one in standings],
             "clear": votes.is_clear(standings),
@@ -244,7 +248,7 @@ class Comparisons:
         """Begins a grid; its name. asked: `texts` and `images` as for one image, `columns` [{label, loras, varied, draw_with, is_base}],
         and the texts `prompts`, `strengths` and `seeds`. Raises OptionError with every problem."""
         columns, rows = axes(asked)
-        title = rows[0].prompt.partition(" --")[0]
+        title = _words_of(rows[0].prompt)
         name = f"{datetime.now():%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:8]}"
         controls = order_of(self._menu, self._queue, _of_page(asked), session).controls
         folder = self.folder / name
@@ -449,6 +453,8 @@ def axes(asked: Mapping[str, Any]) -> tuple[list[Column], list[Row]]:
     prompts = lines_of(asked.get("prompts"))
     if not prompts:
         problems.append(Problem("prompts", "prompts: there is none; write one a line"))
+    texts = asked.get("texts")
+    problems += _problems_of(str(asked.get("prompts") or ""), str(texts.get("family") or "") if isinstance(texts, Mapping) else "")
     strengths = _numbers(asked.get("strengths"), "strengths", problems) or [1.0]
     seeds = _seeds(asked.get("seeds"), problems) or [1]
     columns = [each for given in _rows(asked.get("columns")) for each in _with_strengths(given, strengths, problems)]
@@ -473,6 +479,25 @@ def lines_of(value: object) -> list[str]:
     """The prompts in a text, one a line, without comments."""
     lines = [line.strip() for line in str(value or "").splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def _words_of(prompt: str) -> str:
+    """A line of a list of prompts without its flags."""
+    return prompt.partition(" --")[0]
+
+
+def _problems_of(prompts: str, family: str) -> list[Problem]:
+    """What is wrong with the flags of prompts, as far as it can be told without the model."""
+    # Of a model without a family its file tells which flags there are; whether a file is there is told by what may read it.
+    if family not in FAMILIES or " --ci " in prompts:
+        return []
+    # A comment at the end: one line alone may be the name of a file.
+    options = samples_of(family).model_construct(sample_prompts=f"{prompts}\n#")
+    try:
+        read_prompts(Defaults(options, _ANY_SIZE, 1, 0))
+    except OptionError as err:
+        return [Problem("prompts", one.message.replace(OPTION, "prompts", 1)) for one in err.problems]
+    return []
 
 
 def _with_strengths(given: Mapping[str, Any], strengths: Sequence[float], problems: list[Problem]) -> list[Column]:

@@ -94,6 +94,12 @@ def test_columns_have_strengths_and_rows_have_seeds_and_all_that_is_wrong_is_sai
         axes(asked([], prompts="#", strengths="0,5", seeds="x 9-1"))
     said = [(problem.option, problem.message) for problem in caught.value.problems]
     assert [option for option, _ in said] == ["prompts", "strengths", "seeds", "seeds"]
+    # What is wrong with a flag is said before anything is drawn, and kept nowhere.
+    with pytest.raises(OptionError) as caught:
+        axes(asked(["one.safetensors"], prompts="fine --s 4\na cat --d\na dog --w x --w 64"))
+    assert {problem.option for problem in caught.value.problems} == {"prompts"}
+    axes(asked(["one.safetensors"], prompts="a cat --ci /nowhere/at/all.png"))  # what may read it says so
+    assert "prompts: line 2: seed (--d) ''" in str(caught.value) and "line 3: --w stands twice" in str(caught.value)
     assert "'0,5' is not a number" in said[1][1] and "'9-1'" in said[3][1]
     for more, words in (({"columns": []}, "nothing to compare"), ({"seeds": "1-400"}, "more than 600")):
         with pytest.raises(OptionError, match=words):
@@ -237,9 +243,10 @@ def test_every_pair_is_asked_equally_often_on_either_side_and_the_better_column_
 
 def test_votes_are_kept_with_the_grid_and_an_answer_counts_once(place: Place, files: list[str]) -> None:
     with TestClient(Starlette(routes=comparison_routes.routes(place.compared))) as client:
-        name = place.compared.start(asked(files, prompts="a star"), ADA)
+        name = place.compared.start(asked(files, prompts="a star --s 4"), ADA)
         place.finished(name)
         first = client.get(f"/kl/compare/{name}/vote").json()
+        assert first["prompt"] == "a star", "what was to be drawn is no secret, and what it is judged by"
         assert first["votes"] == 0 and not first["clear"] and set(first["pair"]) == {"row", "left", "right"}
         second = client.post(f"/kl/compare/{name}/vote", json={**first["pair"], "winner": "right"}).json()
         assert second["votes"] == 1 and second["ranking"][0]["column"] == first["pair"]["right"]

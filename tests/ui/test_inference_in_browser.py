@@ -200,6 +200,7 @@ def test_base_lora_and_checkpoints_of_a_run_stand_side_by_side_after_one_click(p
     assert saved.value.path().read_text().count("data:image/webp") == 8
     grid.get_by_role("button", name="Blind vote").click()
     expect(grid.locator(".kl-vote img")).to_have_count(2)
+    expect(grid.locator(".kl-vote-prompt")).to_have_text("put a border around it")
     for key in "120":
         page.keyboard.press(key)
         expect(grid.get_by_role("status")).to_contain_text(f"{'120'.index(key) + 1} vote")

@@ -93,10 +93,10 @@ export class Vote {
     const back = html`<button type="button" class="kl-quiet" onClick=${leave}>${t`Back to the grid`}</button>`;
     const note = this.note && html`<p class="kl-error" role="alert">${this.note}</p>`;
     if (!this.answer) return html`${note}<div class="kl-row">${back}</div>`;
-    const { pair, votes } = this.answer;
+    const { pair, votes, prompt } = this.answer;
     const side = (column, text) => html`<div class="kl-compare-frame"><img ref=${crisp} key=${`${votes} ${column}`} src=${this.url(pair.row, column, "full")} alt=${text} /></div>`;
     return html`<div class="kl-vote" tabindex="-1" onKeyDown=${(event) => this.key(event)}>
-      ${pair ? html`<p>${t`Which is better?`} <span class="kl-note">${t`Nobody is told what made them; keys 1, 2 and 0 answer.`}</span></p>
+      ${pair ? html`<p>${t`Which is better?`} <span class="kl-note">${t`Nobody is told what made them; keys 1, 2 and 0 answer.`}</span></p><p class="kl-vote-prompt">${prompt}</p>
         <div class="kl-vote-pair">${side(pair.left, t`Image 1`)}${side(pair.right, t`Image 2`)}</div>
         <div class="kl-row">${[["1", t`Image 1`], ["2", t`Image 2`], ["0", t`No difference`]].map(([key, text]) => html`<button type="button" class="kl-button" onClick=${() => this.give(ANSWERS[key])}>${text} <kbd>${key}</kbd></button>`)}</div>`
         : html`<p class="kl-note">${t`No row has two images yet.`}</p>`}
