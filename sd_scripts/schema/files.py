@@ -2,7 +2,7 @@
 
 import argparse
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -57,6 +57,12 @@ def fsync_directory(folder: Path) -> None:
         os.close(handle)
 
 
+def unfinished(path: Path) -> Path:
+    """A free name beside path for what will take its place. Nothing is there yet: who makes it inside of a `try` leaves nothing behind,
+    wherever a signal ends the program."""
+    return path.with_name(f".{path.name}{TEMPORARY_MARK}{secrets.token_hex(4)}")
+
+
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
     """Gives a temporary path beside `path`; when the block ends well, the file written there is fsynced and takes the place of `path`.
@@ -64,10 +70,9 @@ def written_aside(path: Path) -> Iterator[Path]:
     On an error the temporary file is removed and the old content of `path` stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}{TEMPORARY_MARK}", dir=path.parent)
-    os.close(handle)
-    aside = Path(name)
+    aside = unfinished(path)
     try:
+        aside.touch(0o600, exist_ok=False)
         yield aside
         with aside.open("rb+") as file:
             os.fsync(file.fileno())
@@ -122,7 +127,7 @@ def out_problems(out: str) -> list[str]:
 
 
 def _umask() -> int:
-    """The process's umask: mkstemp makes private files, but what we write is meant to be read like any other file."""
+    """The process's umask: libraries such as safetensors make private files, but what we write is meant to be read like any other file."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import sqlite3
-import tempfile
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from torch import Tensor, nn
 from sd_scripts.dataset.cache_files import CacheFile
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.files import TEMPORARY_MARK
+from sd_scripts.schema.files import unfinished
 from sd_scripts.schema.outside import json_of
 
 CODE_REVISION = 1
@@ -263,13 +262,12 @@ def _num_bytes(tensors: Mapping[str, Tensor]) -> int:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem[:8]}{TEMPORARY_MARK}", dir=path.parent)
+    aside = unfinished(path)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(name, path)
+        aside.write_bytes(data)
+        aside.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         raise
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.core.safetensors_file import data_of, header_of
 from sd_scripts.library.loading.layouts import TOLERATED, Stored, assembled, places, shape_to_original
 from sd_scripts.runs.model_headers import COMPILED
-from sd_scripts.schema.files import TEMPORARY_MARK, fsync_directory, written_aside
+from sd_scripts.schema.files import fsync_directory, unfinished, written_aside
 
 from .common import BASE, Config, FamilySpec, PartSpec, read_json
 
@@ -234,9 +233,9 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def folder_aside(path: Path) -> Iterator[Path]:
     """A new folder beside path; when the block ends well it is made durable and takes the place of path, which may be there already."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside, old = (path.parent / f".{path.name}{TEMPORARY_MARK}{secrets.token_hex(4)}" for _ in range(2))
-    aside.mkdir()
+    aside, old = unfinished(path), unfinished(path)
     try:
+        aside.mkdir()
         yield aside
         for file in sorted(aside.rglob("*")):
             if file.is_dir():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,7 @@ from sd_scripts.library.core.safetensors_file import DTYPES, data_of, header_of
 from sd_scripts.library.loading.headers import read_header
 from sd_scripts.runs.safetensors_header import copy_bytes, not_told
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.files import TEMPORARY_MARK, written_aside
+from sd_scripts.schema.files import unfinished, written_aside
 from sd_scripts.schema.outside import json_of
 
 _TORCH = {code: dtype for dtype, code in DTYPES.items()}
@@ -194,10 +192,13 @@ class Spool:
 
     def __enter__(self) -> Spool:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{self.path.name}{TEMPORARY_MARK}", dir=self.path.parent)
-        self._aside = Path(name)
-        self._file = os.fdopen(handle, "wb")
-        return self
+        self._aside = unfinished(self.path)
+        try:
+            self._file = self._aside.open("xb")
+            return self
+        except BaseException:
+            self._aside.unlink(missing_ok=True)
+            raise
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
