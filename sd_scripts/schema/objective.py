@@ -97,6 +97,10 @@ class RegressionOptions(ObjectiveSection):
     """Standard deviation of logit_normal."""
     discrete_flow_shift: Annotated[Positive, _TIMES] = 3.0
     """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift; above 1 trains more on noisy times."""
+    ip_noise_gamma: NotNegative = 0.0
+    """Perturb the noisy input by this times fresh noise while the target stays (Ning et al. 2023), 0.1 is usual; 0 is off."""
+    ip_noise_gamma_random_strength: Annotated[bool, Show(needs="ip_noise_gamma")] = False
+    """Draw the strength of ip_noise_gamma from 0 to its value for each image."""
 
     @property
     def times(self) -> tuple[int, int]:
@@ -147,10 +151,6 @@ class ObjectiveOptions(RegressionOptions):
     """Levels of pyramid noise (Whitaker 2023), 6 to 10 is usual; 0 is off."""
     multires_noise_discount: Annotated[Fraction, Show(needs="multires_noise_iterations")] = 0.3
     """Strength of each further level of pyramid noise."""
-    ip_noise_gamma: NotNegative = 0.0
-    """Perturb the noisy input by this times fresh noise while the target stays (Ning et al. 2023), 0.1 is usual; 0 is off."""
-    ip_noise_gamma_random_strength: Annotated[bool, Show(needs="ip_noise_gamma")] = False
-    """Draw the strength of ip_noise_gamma from 0 to its value for each image."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -25,7 +25,7 @@ from sd_scripts.library.core.rng import rng_for
 from . import noise as noises
 from .distances import Distance
 from .levels import LevelsOf
-from .regression import chosen_rows
+from .regression import NoiseOf, chosen_rows
 from .terms import Compared, Term
 
 Interpretation = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -55,12 +55,16 @@ class Curvature:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What is drawn for a batch, on its device. t, weights, gaps (B,); noise, jitter (B, C, h, w)."""
+    """What is drawn for a batch, on its device. t, weights, gaps (B,); noise, jitter (B, C, h, w).
+
+    seen: the noise in the input, which is that of the target unless the input is perturbed.
+    """
 
     t: Tensor
     weights: Tensor
     gaps: Tensor
     noise: Tensor
+    seen: Tensor
     jitter: Tensor | None
 
 
@@ -70,6 +74,7 @@ class FlowMatching:
 
     path: Path
     levels: LevelsOf
+    noise: NoiseOf
     distance: Distance
     interpret: Interpretation
     terms: Mapping[str, Term] = field(default_factory=dict)
@@ -88,13 +93,16 @@ class FlowMatching:
         levels = self.levels(batch, seed, prior)
         t, weights, gaps = torch.stack([levels.t, levels.weights, levels.gaps]).to(device, non_blocking=True)
         streams = [noises.draws(seed, number) for number in batch.numbers.tolist()]
-        noise = torch.stack([noises.plain(x0, draw) for x0, draw in zip(batch.x0, streams, strict=True)])
+        pairs = [self.noise(x0, draw) for x0, draw in zip(batch.x0, streams, strict=True)]
+        noise = torch.stack([wanted for _, wanted in pairs]).to(device, non_blocking=True)
+        is_plain = all(given is wanted for given, wanted in pairs)
+        seen = noise if is_plain else torch.stack([given for given, _ in pairs]).to(device, non_blocking=True)
         jitter = None
         if self.latent_jitter:
             shape = batch.x0.shape[1:]
             fresh = torch.stack([torch.randn(shape, generator=draw("latent jitter")) for draw in streams])
             jitter = (self.latent_jitter * fresh * (~prior).view(-1, 1, 1, 1)).to(device, non_blocking=True)
-        return Drawn(t, weights, gaps, noise.to(device, non_blocking=True), jitter)
+        return Drawn(t, weights, gaps, noise, seen, jitter)
 
     def has_prior(self, batch: Batch) -> Tensor:
         """(B,) bool, on the CPU: samples that are held to the base model."""
@@ -132,7 +140,7 @@ class FlowMatching:
 
     def _at(self, batch: Batch, drawn: Drawn, t: Tensor) -> Tensor:
         """The points of the samples' paths at times t (B,), (B, C, h, w)."""
-        x_t = diffusion.add_noise(self.path, batch.x0, drawn.noise, t)
+        x_t = diffusion.add_noise(self.path, batch.x0, drawn.seen, t)
         return x_t if drawn.jitter is None else x_t + drawn.jitter
 
     def _plain(self, error: Tensor, t: Tensor, batch: Batch) -> Tensor:

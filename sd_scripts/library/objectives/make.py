@@ -14,13 +14,13 @@ from sd_scripts.library.core.diffusion import FlowPath, NoiseSchedulePath, ancho
 from sd_scripts.library.core.protocols import Kind, Path
 from sd_scripts.schema.anchored_flow import AnchoredFlowOptions
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions, ObjectiveSection
+from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions, ObjectiveSection, RegressionOptions
 
 from . import noise as noises
 from .distances import distance_of
 from .flow_matching import Curvature, FlowMatching, Guidance, Interpretation
 from .levels import FromAnchors, FromDensity, LevelsOf
-from .regression import Regression, Times
+from .regression import NoiseOf, Regression, Times
 from .terms import COLOUR_TERMS, terms_of
 from .times import UNIFORM, Density, logit_normal, mode, resolution_shift, shifted
 from .weights import anchor_weights, flow_weight_of, weight_of
@@ -77,18 +77,26 @@ def interpretation_of(options: FlowObjectiveOptions) -> Interpretation:
     return {"raw": raw, "additive": additive, "sigma_scaled": sigma_scaled}[options.model_prediction_type]
 
 
-def noise_of(options: ObjectiveOptions) -> Callable[[Tensor, noises.Draw], tuple[Tensor, Tensor]]:
-    """One latent (C, h, w) -> its noise in the input and in the target."""
+def noise_of(options: RegressionOptions, plain: Callable[[Tensor, noises.Draw], Tensor] = noises.plain) -> NoiseOf:
+    """The noise of latents (C, h, w), perturbed in the input where the options say so."""
 
     def noise(x0: Tensor, draw: noises.Draw) -> tuple[Tensor, Tensor]:
-        target = noises.plain(x0, draw)
+        target = plain(x0, draw)
+        return target + noises.perturbation(x0, draw, options) if options.ip_noise_gamma else target, target
+
+    return noise
+
+
+def additions_of(options: ObjectiveOptions) -> Callable[[Tensor, noises.Draw], Tensor]:
+    """One latent (C, h, w) -> normal noise with offset and coarser levels."""
+
+    def noise(x0: Tensor, draw: noises.Draw) -> Tensor:
+        plain = noises.plain(x0, draw)
         if options.noise_offset:
-            target = target + noises.offset(x0, draw, options)
+            plain = plain + noises.offset(x0, draw, options)
         if options.multires_noise_iterations:
-            target = noises.multires(target, draw, options.multires_noise_iterations, options.multires_noise_discount)
-        if not options.ip_noise_gamma:
-            return target, target
-        return target + noises.perturbation(x0, draw, options), target
+            plain = noises.multires(plain, draw, options.multires_noise_iterations, options.multires_noise_discount)
+        return plain
 
     return noise
 
@@ -142,6 +150,7 @@ def flow_matching_of(
     plain = FlowMatching(
         path,
         levels_of(options, path, scheduler_config),
+        noise_of(options),
         distance_of(options, path),
         interpretation_of(options),
         prior_weight=options.base_prior_weight,
@@ -183,7 +192,7 @@ def make(
         path,
         kind,
         times_of(options, path),
-        noise_of(options),
+        noise_of(options, additions_of(options)),
         distance_of(options, path),
         weight_of(options, kind, path),
     )

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from sd_scripts.library.core.rng import rng_for
-from sd_scripts.schema.objective import ObjectiveOptions
+from sd_scripts.schema.objective import ObjectiveOptions, RegressionOptions
 
 Draw = Callable[[str], Generator]
 """Gives the sample's generator for a named stream."""
@@ -56,7 +56,7 @@ def multires(noise: Tensor, draw: Draw, iterations: int, discount: float) -> Ten
     return total / total.std()
 
 
-def perturbation(x0: Tensor, draw: Draw, options: ObjectiveOptions) -> Tensor:
+def perturbation(x0: Tensor, draw: Draw, options: RegressionOptions) -> Tensor:
     """What input perturbation adds to the noise of the input, not of the target (Ning et al. 2023, arXiv 2301.11706)."""
     rng = draw("input perturbation")
     strength = options.ip_noise_gamma * (torch.rand((), generator=rng).item() if options.ip_noise_gamma_random_strength else 1.0)

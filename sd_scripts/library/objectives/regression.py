@@ -19,6 +19,8 @@ from .distances import Distance
 from .noise import Draw, draws
 from .weights import Weight
 
+NoiseOf = Callable[[Tensor, Draw], tuple[Tensor, Tensor]]
+"""One latent (C, h, w) -> its noise in the input and in the target, both on the CPU."""
 Times = Callable[[Tensor, tuple[int, int]], Tensor]
 """Uniform numbers (B,) float64 and latent sides (h, w) -> times (B,) float32."""
 
@@ -30,8 +32,7 @@ class Regression:
     path: Path
     kind: Kind
     times: Times
-    noise: Callable[[Tensor, Draw], tuple[Tensor, Tensor]]
-    """One latent (C, h, w) -> its noise in the input and in the target, both on the CPU."""
+    noise: NoiseOf
     distance: Distance
     weight: Weight
     self_conditioning_rate: float = 0.0

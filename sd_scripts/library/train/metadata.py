@@ -21,6 +21,7 @@ from sd_scripts.library.core.safetensors_file import serialise
 from sd_scripts.schema.anchored_flow import AnchoredFlowOptions
 from sd_scripts.schema.fields import show_of
 from sd_scripts.schema.network import AdapterOptions, TextNetworkOptions
+from sd_scripts.schema.objective import RegressionOptions
 from sd_scripts.schema.runs import RunOptions
 
 CONFIG = "kohya_like.config"
@@ -179,8 +180,8 @@ def _modelspec(options: RunOptions, base: BaseFacts, date: str | None) -> dict[s
     return {f"modelspec.{key}": value for key, value in texts.items() if value is not None}
 
 
-_REGRESSION = ("loss_type", "huber_schedule", "huber_scale", "huber_c")
-"""Options of the distance between prediction and target."""
+_REGRESSION = ("loss_type", "huber_schedule", "huber_scale", "huber_c", "ip_noise_gamma_random_strength")
+"""Options of the distance between prediction and target, and of the input."""
 
 
 def _training(options: RunOptions, step: int, epoch: int, base: str, base_hash: str | None) -> dict[str, str]:
@@ -215,6 +216,7 @@ def _training(options: RunOptions, step: int, epoch: int, base: str, base_hash: 
     }
     if objective.target != "own":
         values |= {name: getattr(objective, name) for name in _REGRESSION}
+        values["ip_noise_gamma"] = cast("RegressionOptions", objective).ip_noise_gamma or None
     if options.model.pretrained_model_name_or_path is not None:
         values |= {"sd_model_name": Path(base).name, "new_sd_model_hash": base_hash}
     if options.method == "network":
@@ -261,8 +263,6 @@ def _noise(objective: Any) -> dict[str, object]:
         "adaptive_noise_scale": objective.adaptive_noise_scale or None,
         "multires_noise_iterations": objective.multires_noise_iterations or None,
         "multires_noise_discount": objective.multires_noise_discount,
-        "ip_noise_gamma": objective.ip_noise_gamma or None,
-        "ip_noise_gamma_random_strength": objective.ip_noise_gamma_random_strength,
         "min_snr_gamma": objective.min_snr_gamma,
         "debiased_estimation": objective.debiased_estimation_loss,
     }

@@ -259,6 +259,32 @@ def test_turning_an_addition_on_leaves_time_and_base_noise_alone() -> None:
     assert 0.1 < (noisy - target).std() < 0.3
 
 
+@pytest.mark.parametrize("is_random", [False, True])
+def test_flow_matching_sees_perturbed_noise_and_answers_with_the_plain_one(is_random: bool) -> None:
+    """x = (1 - t) x0 + t (noise + gamma xi) with the target noise - x0, as sd-scripts has it; xi is drawn by itself."""
+    x0 = torch.randn(4, 16, 32, 32, generator=fresh())
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    class Silent(Perfect):
+        def __call__(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+            seen.append((x_t, t))
+            return torch.zeros_like(x_t)
+
+    plain, perturbed = (
+        make(FlowObjectiveOptions(ip_noise_gamma=gamma, ip_noise_gamma_random_strength=is_random), FLOW, "velocity") for gamma in (0.0, 0.3)
+    )
+    losses = [objective(Silent("velocity", FLOW, x0, 1.0), batch_of(x0), 5).loss for objective in (plain, perturbed)]
+    assert torch.equal(*losses), "the target is that of the noise alone"
+    (one, t), (other, same) = seen
+    assert torch.equal(t, same)
+    added = (other - one) / t.view(-1, 1, 1, 1)
+    noise = (one - (1 - t.view(-1, 1, 1, 1)) * x0) / t.view(-1, 1, 1, 1)
+    strengths = added.flatten(1).std(dim=1)
+    assert (strengths < 0.31).all() and (is_random or (strengths > 0.29).all()) and len(set(strengths.tolist())) == 4
+    for mine, theirs in zip(added, noise, strict=True):
+        assert abs(torch.corrcoef(torch.stack([mine.flatten(), theirs.flatten()]))[0, 1]) < 0.05
+
+
 def test_masks_weigh_elements_and_sample_weights_weigh_samples() -> None:
     x0 = torch.randn(2, 4, 8, 8, generator=fresh())
     masks = torch.zeros(2, 1, 8, 8)
