@@ -3,6 +3,7 @@
 import argparse
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -83,6 +84,31 @@ def written_aside(path: Path) -> Iterator[Path]:
             aside.unlink()
         raise
     fsync_directory(path.parent)
+
+
+@contextmanager
+def folder_aside(path: Path) -> Iterator[Path]:
+    """A new folder beside path; when the block ends well it is made durable and takes the place of path, which may be there already."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside, old = unfinished(path), unfinished(path)
+    try:
+        aside.mkdir()
+        yield aside
+        for file in (*sorted(aside.rglob("*")), aside):
+            if file.is_dir():
+                fsync_directory(file)
+            else:
+                with file.open("rb+") as opened:
+                    os.fsync(opened.fileno())
+        if path.exists():
+            path.rename(old)
+        aside.rename(path)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    fsync_directory(path.parent)
+    if old.exists():
+        shutil.rmtree(old)
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:

@@ -15,7 +15,7 @@ from sd_scripts.families.sdxl.options import SdxlNetwork
 from sd_scripts.runs.events import Cached, StepDone
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.__main__ import PAGES
-from sd_scripts.schema.files import TEMPORARY_MARK, write_atomically, written_aside
+from sd_scripts.schema.files import TEMPORARY_MARK, folder_aside, write_atomically, written_aside
 from sd_scripts.schema.flat import build
 
 OPTIONS = build(SdxlNetwork, {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star", "output_name": "my cat's lora"})
@@ -36,6 +36,26 @@ def test_a_file_takes_the_place_of_another_at_once_and_when_it_is_on_the_disk(tm
     write_atomically(file, "new")
     assert reader.read_text() == "old", "who has the old file open reads on in it"
     assert done == ["new", "old", "folder", "new"], "what is synced, and what stands under the name at that time"
+
+
+def test_a_folder_takes_the_place_of_another_when_all_of_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, real = tmp_path / "state", os.fsync
+    (folder / "old").mkdir(parents=True)
+    synced: list[tuple[int, bool]] = []
+
+    def fsync(handle: int) -> None:
+        synced.append((os.fstat(handle).st_ino, (folder / "old").exists()))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with folder_aside(folder) as aside:
+        (aside / "part").mkdir()
+        (aside / "part" / "a").write_text("a")
+        (aside / "b").write_text("b")
+    assert sorted(tmp_path.rglob("*")) == [folder, folder / "b", folder / "part", folder / "part" / "a"]
+    inside = {path.stat().st_ino for path in (folder, *folder.rglob("*"))}
+    assert {number for number, was_old in synced if was_old} == inside, "before anybody sees it"
+    assert synced[-1] == (tmp_path.stat().st_ino, False)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ import csv
 import io
 import json
 import math
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,7 +41,7 @@ from sd_scripts.runs.events import Evaluated, Warned
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem, first_line
-from sd_scripts.schema.files import TEMPORARY_MARK, fsync_directory
+from sd_scripts.schema.files import folder_aside
 
 from .options import LgtSampleOptions
 from .similarity import chosen_positions, self_similarity
@@ -331,19 +329,9 @@ class Evaluation:
     def _write(self, step: int, found: _Found) -> None:
         """Writes the folder aside, puts it in its place, and logs what is in it."""
         target = self.folder(step)
-        target.parent.mkdir(exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{target.name}{TEMPORARY_MARK}", dir=target.parent))
-        try:
+        # One of a run that was sent back, or killed before its state was saved, may be there.
+        with folder_aside(target) as aside:
             summary = self._fill(aside, step, found)
-            aside.chmod(0o755)
-            if target.exists():
-                # Of a run that was sent back, or killed before its state was saved.
-                shutil.rmtree(target)
-            aside.rename(target)
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
-        fsync_directory(target.parent)
         self._run.log(Evaluated(step=step, epoch=summary["epoch"], folder=f"inference/{target.name}", means=summary["means"]))
 
     def _fill(self, folder: Path, step: int, found: _Found) -> dict[str, Any]:

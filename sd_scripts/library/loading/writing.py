@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.core.safetensors_file import data_of, header_of
 from sd_scripts.library.loading.layouts import TOLERATED, Stored, assembled, places, shape_to_original
 from sd_scripts.runs.model_headers import COMPILED
-from sd_scripts.schema.files import fsync_directory, unfinished, written_aside
+from sd_scripts.schema.files import folder_aside, written_aside
 
 from .common import BASE, Config, FamilySpec, PartSpec, read_json
 
@@ -227,28 +225,3 @@ def write_tokenizer(folder: Path, tokenizer: Any) -> None:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a configuration file; keys in order, so that equal models give equal bytes."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False, sort_keys=path.name != "vocab.json") + "\n", encoding="utf-8")
-
-
-@contextmanager
-def folder_aside(path: Path) -> Iterator[Path]:
-    """A new folder beside path; when the block ends well it is made durable and takes the place of path, which may be there already."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside, old = unfinished(path), unfinished(path)
-    try:
-        aside.mkdir()
-        yield aside
-        for file in sorted(aside.rglob("*")):
-            if file.is_dir():
-                fsync_directory(file)
-            else:
-                with file.open("rb+") as opened:
-                    os.fsync(opened.fileno())
-        if path.exists():
-            path.rename(old)
-        aside.rename(path)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-    fsync_directory(path.parent)
-    if old.exists():
-        shutil.rmtree(old)

@@ -16,8 +16,8 @@ from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.adapters.layers import examples
 from sd_scripts.library.adapters.maths import AdapterLayer, merged_weight
 from sd_scripts.library.loading.layouts import Stored, assembled, from_original
-from sd_scripts.library.loading.writing import folder_aside
 from sd_scripts.schema.errors import OptionError, Problem, gathering, refuse
+from sd_scripts.schema.files import folder_aside
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.tools import MergeSection
 

@@ -10,9 +10,7 @@ import errno
 import glob
 import json
 import math
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ from sd_scripts.library.core.errors import TrainingError
 from sd_scripts.runs.events import FileSaved
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.runs.states import FORMAT, BrokenState, check_state, sha256, state_folders
-from sd_scripts.schema.files import TEMPORARY_MARK, fsync_directory
+from sd_scripts.schema.files import TEMPORARY_MARK, folder_aside
 from sd_scripts.schema.output import OutputOptions
 from sd_scripts.schema.outside import json_of
 
@@ -106,11 +104,6 @@ def mismatch(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
 
 def _shape(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "scalar"
-
-
-def _fsync_file(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
 
 
 _NOT_WRITABLE = (
@@ -196,20 +189,9 @@ class Checkpointer:
         Raises NoRoomLeft, with all earlier ones intact.
         """
         target = self._run.state / f"{step:06d}"
-        with room_for(f"the training state of step {step}", self._run.path):
-            self._run.state.mkdir(exist_ok=True)
-            aside = Path(tempfile.mkdtemp(prefix=f".{target.name}{TEMPORARY_MARK}", dir=self._run.state))
-            try:
-                self._write_files(aside, step, state)
-                if target.exists():
-                    # Only a broken one can be there: a run never comes to a step whose state it could have continued from.
-                    shutil.rmtree(target)
-                aside.chmod(0o755)
-                aside.rename(target)
-            except BaseException:
-                shutil.rmtree(aside, ignore_errors=True)
-                raise
-            fsync_directory(self._run.state)
+        # Only a broken one can be there: a run never comes to a step whose state it could have continued from.
+        with room_for(f"the training state of step {step}", self._run.path), folder_aside(target) as aside:
+            self._write_files(aside, step, state)
         self.saved_step = step
         self._run.log(FileSaved(step=step, what="state", file=f"state/{target.name}"))
         for old in state_folders(self._run.state)[: -self._options.save_last_n_states]:
@@ -226,7 +208,6 @@ class Checkpointer:
         (folder / "state.json").write_text(json.dumps(structure, allow_nan=False), encoding="utf-8")
         files = {}
         for file in sorted(folder.iterdir()):
-            _fsync_file(file)
             files[file.name] = {"size": file.stat().st_size, "sha256": sha256(file)}
         manifest = {
             "format": FORMAT,
@@ -238,8 +219,6 @@ class Checkpointer:
             "files": files,
         }
         (folder / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        _fsync_file(folder / "manifest.json")
-        fsync_directory(folder)
 
     def drop_states_after(self, step: int) -> list[int]:
         """Removes states beyond a step that training is sent back to: they belong to a future that will not come. Returns their steps."""

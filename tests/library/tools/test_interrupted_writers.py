@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from sd_scripts.library.loading.writing import folder_aside
 from sd_scripts.library.tools.tensor_files import Spool
-from sd_scripts.schema.files import TEMPORARY_MARK, written_aside
+from sd_scripts.schema.files import TEMPORARY_MARK, folder_aside, written_aside
 
 
 def file(path: Path) -> None:
