@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from statistics import NormalDist
+from typing import Any
 
 import pytest
 
 from kohya_like import importers
 from sd_scripts.families import RUNS
+from sd_scripts.runs.schedules import factor_at
+from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from tests.ui.foreign_files import builds, one, said
 
@@ -214,3 +218,95 @@ def test_configurations_of_earlier_versions_of_onetrainer_are_brought_up_to_date
     options = builds(found)
     assert (options["min_snr_gamma"], options["unet_lr"], options["text_encoder_lr"]) == (5.0, 1e-5, (3e-6,))
     assert [text for text in found.conflicts if "trained to the end" in text]
+
+
+RATES = ("learning_rate_scheduler", "learning_rate_cycles", "learning_rate_min_factor", "learning_rate_warmup_steps")
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.15])
+@pytest.mark.parametrize(
+    ("name", "curve"),
+    [
+        ("COSINE", lambda p, n: 0.5 + 0.5 * math.cos(math.pi * p)),
+        ("COSINE_WITH_RESTARTS", lambda p, n: 0.5 + 0.5 * math.cos(2 * math.pi * n * p)),
+        ("COSINE_WITH_HARD_RESTARTS", lambda p, n: 0.5 + 0.5 * math.cos(math.pi * (n * p % 1))),
+        ("CONSTANT", lambda p, n: 1.0),
+        ("LINEAR", lambda p, n: 1 - p),
+    ],
+)
+def test_rates_of_onetrainer_fall_as_there(name: str, curve: Callable[[float, float], float], floor: float) -> None:
+    """Its restarts are whole waves, and its hard ones what others call restarts."""
+    found = one(**dict(zip(RATES, (name, 3.0, floor, 40.0), strict=True)), gradient_accumulation_steps=2)
+    told = [row.text for row in found.rows if row.key == RATES[2] and row.verdict == "not supported"]
+    floor = 0.0 if told else floor
+    assert not told or name in ("LINEAR", "COSINE_WITH_HARD_RESTARTS")
+    options: Any = flat.build(found.run, {**found.values, "output_dir": "o"})
+    ours = factor_at(options.optimizer, 500)
+    for step in range(500):
+        theirs = step / 20 if step < 20 else floor + (1 - floor) * curve((step - 20) / 480, 3.0)
+        assert ours(step) == pytest.approx(theirs if name != "CONSTANT" or step < 20 else 1.0, abs=1e-9), step
+
+
+def test_the_average_of_onetrainer_forgets_as_fast_here() -> None:
+    """It moves the average in every fifth step, where the file says nothing else."""
+    for given, interval, decay in (
+        ({}, 5, 0.999),
+        ({"ema_decay": 0.98}, 5, 0.98),
+        ({"ema_update_step_interval": 3, "ema_decay": 0.9}, 3, 0.9),
+    ):
+        options = builds(one(ema="GPU", **given))
+        assert options["use_ema"] and options["ema_decay"] ** (interval * 40) == pytest.approx(decay**40, abs=1e-4)
+    assert builds(one(ema="GPU", ema_update_step_interval=1, ema_decay=0.97))["ema_decay"] == 0.97
+
+
+def test_what_onetrainer_takes_where_the_file_says_nothing() -> None:
+    bare = {
+        "training_method": "LORA",
+        "model_type": "STABLE_DIFFUSION_XL_10_BASE",
+        "base_model_name": "a/b",
+        "gradient_accumulation_steps": 8,
+    }
+    text = {"enable_tag_shuffling": True, "tag_delimiter": ";"}
+    found = importers.read("x.json", json.dumps({**bare, "masked_training": True, "concepts": [{"path": "a", "text": text}]}).encode())
+    options = builds(found)
+    wanted = {"lr_warmup_steps": 25, "masked_loss_outside_weight": 0.1, "keep_tokens": 1, "shuffle_caption": True, "random_crop": True}
+    assert {name: options[name] for name in wanted} == wanted and options["caption_separator"] == ";"
+    assert said(found, "concepts[0].text.enable_tag_shuffling")[1].startswith("shuffle_caption")
+    assert any(text.startswith("masked_training: ") for text in found.conflicts)
+    assert not any(text.startswith("masked_training") for text in one(masked_training=True, unmasked_probability=0.0).conflicts)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kept", "option", "told"),
+    [
+        ("FULL", 0, "caption_dropout_rate", False),
+        ("FULL", 2, "caption_tag_dropout_rate", True),
+        (None, None, "caption_tag_dropout_rate", True),
+        ("RANDOM", 0, "caption_tag_dropout_rate", False),
+        ("RANDOM WEIGHTED", 1, "caption_tag_dropout_rate", True),
+    ],
+)
+def test_tags_that_onetrainer_drops_are_dropped_here_or_the_difference_is_said(
+    mode: str | None, kept: int | None, option: str, told: bool
+) -> None:
+    """FULL drops all tags behind those that are kept, RANDOM each by itself."""
+    text = {"tag_dropout_enable": True, "tag_dropout_mode": mode, "tag_dropout_probability": 0.3, "keep_tags_count": kept}
+    concept = {"path": "a", "text": {name: value for name, value in text.items() if value is not None}}
+    found = one(concepts=[concept])
+    options = builds(found)
+    rates = {name: options[name] for name in ("caption_dropout_rate", "caption_tag_dropout_rate")}
+    assert rates == {**dict.fromkeys(rates, 0.0), option: 0.3} and options["keep_tokens"] == (1 if kept is None else kept)
+    assert any("tag_dropout_probability" in text for text in found.conflicts) is told
+
+
+def test_losses_and_noise_of_onetrainer_that_are_others_here_say_so() -> None:
+    kind = {"model_type": "STABLE_DIFFUSION_XL_10_BASE"}
+    debiased = one(**kind, loss_weight_fn="DEBIASED_ESTIMATION", force_v_prediction=True)
+    assert builds(debiased)["debiased_estimation_loss"] and any("SNR + 1" in text for text in debiased.conflicts)
+    assert not any("SNR + 1" in text for text in one(**kind, loss_weight_fn="DEBIASED_ESTIMATION").conflicts)
+    noisy = one(**kind, perturbation_noise_weight=0.1)
+    assert builds(noisy)["ip_noise_gamma"] == 0.1 and any("perturbation_noise_weight" in text for text in noisy.conflicts)
+    assert "without the factor 2" in said(one(mse_strength=2.0), "mse_strength")[1]
+    assert "twice as large" in said(one(mse_strength=0.0, huber_strength=1.0), "mse_strength")[1]
+    shifted = one(**kind, timestep_distribution="UNIFORM", timestep_shift=3.0)
+    assert builds(shifted)["timestep_sampling"] == "uniform" and any("shift of 3" in text for text in shifted.conflicts)

@@ -133,6 +133,11 @@ def read(name: str, given: Mapping[str, Any]) -> Imported:
     defaults = {option: value for option, value in _DEFAULTS.items() if not option.startswith(without or ("-",))}
     if str(sheet.value("learning_rate_scheduler") or "CONSTANT") != "CONSTANT":
         del defaults["lr_scheduler"]
+    defaults["lr_warmup_steps"] = int(200 / max(1, int(sheet.number("gradient_accumulation_steps") or 1)))
+    if sheet.values.get("use_ema"):
+        defaults["ema_decay"] = round(training.ema_decay(sheet), 7)
+    if sheet.values.get("masked_loss"):
+        defaults["masked_loss_outside_weight"] = 0.1
     if sheet.decided("max_train_steps") or "timestep_distribution" in sheet.given:
         defaults.pop("timestep_sampling", None)
     return sheet.finish(f"configuration of {PROGRAM}", defaults)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sd_scripts.schema.sheet import is_empty, is_off, switch
+from sd_scripts.schema.sheet import is_empty, is_off, number, shown, switch, unless_empty, unless_off
 
-from ..table import ForeignSheet, Rule, Table, among, each, here, line_of_prompt, only, switched_here, to, unneeded
+from ..table import ForeignSheet, Rule, Table, TwoWay, among, each, here, line_of_prompt, only, switched_here, to, unneeded
 
 
 def _masked(sheet: ForeignSheet, key: str) -> None:
@@ -15,6 +15,10 @@ def _masked(sheet: ForeignSheet, key: str) -> None:
         sheet.skip(key, "masked_training is off")
     elif key == "masked_training":
         sheet.take(key, "masked_loss", True, "masks beside the images, NAME-masklabel.png, are found")
+        if "unmasked_probability" not in sheet.given:
+            sheet.conflicts.append(
+                "masked_training: masks count in every step here; there not in one of ten, where the file says nothing else"
+            )
     elif key == "unmasked_weight":
         sheet.take(key, "masked_loss_outside_weight", sheet.value(key))
     elif key == "normalize_masked_area_loss":
@@ -74,6 +78,8 @@ def _concept(sheet: ForeignSheet, key: str) -> None:
         )
     elif name == "path":
         sheet.set_here(key, "image_dir", sheet.value(key))
+        if sheet.beside(key, "image.enable_crop_jitter") is None and str(sheet.beside(key, "type")) != "PRIOR_PREDICTION":
+            sheet.one(key)["random_crop"] = (True, key)
     elif sheet.value(key) == "PRIOR_PREDICTION":
         sheet.set_here(key, "is_reg", True, "with base_prior_weight: the base model's own answer is their goal")
         if "base_prior_weight" in sheet.known:
@@ -110,18 +116,43 @@ def _balance(sheet: ForeignSheet, key: str) -> None:
 
 
 def _tags(option: str) -> Rule:
-    """A setting of tags, which counts while its switch is on."""
+    """A setting of tags, which counts while they are shuffled or dropped."""
 
     def rule(sheet: ForeignSheet, key: str) -> None:
-        wanted = "tag_dropout_enable" if option == "caption_tag_dropout_rate" else "enable_tag_shuffling"
-        if option == "caption_tag_dropout_rate" and not switch(sheet.beside(key, wanted)):
-            sheet.skip(key, "tag_dropout_enable is off")
-        elif not any(switch(sheet.beside(key, name)) for name in (wanted, "tag_dropout_enable")):
+        if not any(switch(sheet.beside(key, name)) for name in ("enable_tag_shuffling", "tag_dropout_enable")):
             sheet.skip(key, "tags are neither shuffled nor dropped")
         else:
             here(option)(sheet, key)
 
-    return rule
+    return TwoWay(rule, option, lambda value: value)
+
+
+def _keep(sheet: ForeignSheet, key: str) -> None:
+    """One tag at the start stays where the file says nothing."""
+    if is_empty(sheet.beside(key, "keep_tags_count")):
+        sheet.one(key).setdefault("keep_tokens", (1, key))
+
+
+@unless_off
+def _shuffled(sheet: ForeignSheet, key: str) -> None:
+    sheet.set_here(key, "shuffle_caption", True)
+    _keep(sheet, key)
+
+
+def _dropped(sheet: ForeignSheet, key: str) -> None:
+    """There FULL is the mode of a file that names none."""
+    mode = str(sheet.beside(key, "tag_dropout_mode") or "FULL")
+    ways = {"FULL": "all of them together", "RANDOM WEIGHTED": "the last ones more often"}
+    if not switch(sheet.beside(key, "tag_dropout_enable")) or is_off(sheet.value(key)):
+        sheet.skip(key, "no tags are dropped")
+    elif mode == "FULL" and number(sheet.beside(key, "keep_tags_count")) == 0:
+        sheet.set_here(key, "caption_dropout_rate", sheet.value(key), "the whole caption, as FULL drops it where no tags are kept")
+    else:
+        why = f"each tag is dropped by itself here, and {mode} drops {ways[mode]}" if mode in ways else ""
+        sheet.set_here(key, "caption_tag_dropout_rate", sheet.value(key), why)
+        _keep(sheet, key)
+        if why:
+            sheet.conflicts.append(f"{key} = {shown(sheet.value(key))}: {why}")
 
 
 def _source(sheet: ForeignSheet, key: str) -> None:
@@ -186,12 +217,12 @@ TABLE: Table = {
     "concepts[].image.*": among(_OF_IMAGES, _changed),
     "concepts[].text.prompt_source": _source,
     "concepts[].text.prompt_path": unneeded("prompt_source says which texts are read"),
-    "concepts[].text.enable_tag_shuffling": switched_here("shuffle_caption"),
+    "concepts[].text.enable_tag_shuffling": TwoWay(_shuffled, "shuffle_caption", lambda value: value),
     "concepts[].text.tag_delimiter": _tags("caption_separator"),
     "concepts[].text.keep_tags_count": _tags("keep_tokens"),
     "concepts[].text.tag_dropout_enable": unneeded("tag_dropout_probability says it"),
-    "concepts[].text.tag_dropout_probability": _tags("caption_tag_dropout_rate"),
-    **each("concepts[].text.", "tag_dropout_mode", only("FULL", "tags are dropped one by one here")),
+    "concepts[].text.tag_dropout_probability": TwoWay(unless_empty(_dropped), "caption_tag_dropout_rate", lambda value: value),
+    "concepts[].text.tag_dropout_mode": unneeded("tag_dropout_probability says it"),
     **each("concepts[].text.", "tag_dropout_special_tags_mode", only("NONE", "keep_tokens keeps tags at the start")),
     **each(
         "concepts[].text.", "tag_dropout_special_tags tag_dropout_special_tags_regex", unneeded("tag_dropout_special_tags_mode says it")

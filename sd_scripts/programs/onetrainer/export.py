@@ -22,7 +22,7 @@ _SCHEDULES = {
     "linear": "LINEAR",
     "cosine": "COSINE",
     "cosine_with_min_lr": "COSINE",
-    "cosine_with_restarts": "COSINE_WITH_RESTARTS",
+    "cosine_with_restarts": "COSINE_WITH_HARD_RESTARTS",
 }
 _FORMATS = {"kohya": "KOHYA_LORA", "diffusers": "DIFFUSERS_LORA", "comfyui": "COMFY_LORA"}
 _BITS = {"qfloat8": "FLOAT_8", "qint8": "INT_8", "nf4": "NFLOAT_4", "fp8": "FLOAT_W8A8"}
@@ -40,6 +40,7 @@ def said_otherwise(
         "base_model_name": values["pretrained_model_name_or_path"],
         "learning_rate": values["learning_rate"],
         "ema_decay": values["ema_decay"],
+        "ema_update_step_interval": 1,
         "output_model_destination": f"{values['output_dir']}/{values['output_name']}.safetensors",
         "output_model_format": _FORMATS.get(values["save_model_as"], "LEGACY_LORA") if run.method == "network" else "LEGACY_SAFETENSORS",
         "train_dtype": PRECISIONS.get(values["mixed_precision"], "BFLOAT_16"),
@@ -67,7 +68,7 @@ def said_otherwise(
         "concepts[].balancing": float(values["dataset_repeats"]),
         "concepts[].image.enable_crop_jitter": bool(values["random_crop"]),
         "concepts[].text.tag_dropout_enable": bool(values["caption_tag_dropout_rate"]) or None,
-        "concepts[].text.tag_dropout_mode": "FULL" if values["caption_tag_dropout_rate"] else None,
+        "concepts[].text.tag_dropout_mode": "RANDOM" if values["caption_tag_dropout_rate"] else None,
     }
 
 

@@ -94,33 +94,51 @@ def _warmup(sheet: ForeignSheet, key: str) -> None:
 
 def _schedule(sheet: ForeignSheet, key: str) -> None:
     value = str(sheet.value(key))
-    names = {"CONSTANT": "constant_with_warmup", "LINEAR": "linear", "COSINE": "cosine", "ADAFACTOR": "constant"}
+    names = {"CONSTANT": "constant_with_warmup", "LINEAR": "linear", "ADAFACTOR": "constant"}
     floor = sheet.number("learning_rate_min_factor") or 0
     if value == "CONSTANT":
         warm = sheet.number("learning_rate_warmup_steps")
         sheet.take(key, "lr_scheduler", "constant_with_warmup" if warm is None or warm > 0 else "constant")
-    elif value == "COSINE" and floor > 0:
-        sheet.put("lr_scheduler_min_lr_ratio", min(floor, 0.999), key)
-        sheet.take(key, "lr_scheduler", "cosine_with_min_lr", f"with lr_scheduler_min_lr_ratio = {floor:g}")
+    elif value in _WAVES:
+        if floor > 0:
+            sheet.put("lr_scheduler_min_lr_ratio", min(floor, 0.999), key)
+        if value == "COSINE_WITH_RESTARTS":
+            sheet.put("lr_scheduler_args", [f"num_cycles={_num_cycles(sheet):g}"], key)
+        told = [f"lr_scheduler_min_lr_ratio = {floor:g}"] if floor > 0 else []
+        told += [f"{_num_cycles(sheet):g} waves, down and up again, as that name means there"] if value == "COSINE_WITH_RESTARTS" else []
+        sheet.take(key, "lr_scheduler", "cosine_with_min_lr" if floor > 0 else "cosine", f"with {' and '.join(told)}" if told else "")
     elif value in names:
         sheet.take(key, "lr_scheduler", names[value])
-    elif value in ("COSINE_WITH_RESTARTS", "COSINE_WITH_HARD_RESTARTS"):
+    elif value == "COSINE_WITH_HARD_RESTARTS":
         sheet.take(key, "lr_scheduler", "cosine_with_restarts")
     else:
         sheet.put("lr_scheduler", "cosine", key)
         sheet.lose(key, "this schedule is not here; lr_scheduler = cosine was put")
 
 
+_WAVES = ("COSINE", "COSINE_WITH_RESTARTS")
+
+
+def _num_cycles(sheet: ForeignSheet) -> float:
+    cycles = sheet.number("learning_rate_cycles")
+    return 1.0 if cycles is None else cycles
+
+
 def _cycles(sheet: ForeignSheet, key: str) -> None:
-    if "RESTARTS" in str(sheet.value("learning_rate_scheduler")):
-        sheet.take(key, "lr_scheduler_num_cycles", max(1, round(sheet.number(key) or 1)))
+    schedule, whole = str(sheet.value("learning_rate_scheduler")), max(1, round(_num_cycles(sheet)))
+    if schedule == "COSINE_WITH_HARD_RESTARTS":
+        sheet.take(key, "lr_scheduler_num_cycles", whole, "whole numbers" if whole != _num_cycles(sheet) else "")
+    elif schedule == "COSINE_WITH_RESTARTS":
+        sheet.skip(key, "lr_scheduler_args hold it")
     else:
         sheet.skip(key, "it is for schedules with restarts")
 
 
 def _floor(sheet: ForeignSheet, key: str) -> None:
-    if is_off(sheet.value(key)) or str(sheet.value("learning_rate_scheduler")) == "COSINE":
-        sheet.skip(key, "it is off" if is_off(sheet.value(key)) else "learning_rate_scheduler holds it")
+    schedule = str(sheet.value("learning_rate_scheduler") or "CONSTANT")
+    if is_off(sheet.value(key)) or schedule in (*_WAVES, "CONSTANT"):
+        why = "a constant rate has no floor" if schedule == "CONSTANT" else "learning_rate_scheduler holds it"
+        sheet.skip(key, "it is off" if is_off(sheet.value(key)) else why)
     else:
         sheet.refuse(key, "only cosine_with_min_lr and warmup_stable_decay have a floor, lr_scheduler_min_lr_ratio")
 
@@ -195,7 +213,11 @@ def _times(sheet: ForeignSheet, key: str) -> None:
     if (even or (kind == "LOGIT_NORMAL" and bias == 0)) and line and flow:
         times_by_size(sheet, key, _side(sheet), line, even=even, scale=1 + weight if not even else 1.0)
     elif even:
-        times(sheet, key, "sigma", discrete_flow_shift=round(shift, 6)) if flow and shift != 1 else times(sheet, key, "uniform")
+        if shift == 1 or flow:
+            times(sheet, key, "sigma", discrete_flow_shift=round(shift, 6)) if shift != 1 else times(sheet, key, "uniform")
+        else:
+            times(sheet, key, "uniform")
+            sheet.lose(key, f"even times with a shift of {shift:g} are not here for models with a noise schedule; they stay even")
     elif kind == "LOGIT_NORMAL" and bias == 0 and shift == 1:
         times(sheet, key, "sigmoid", sigmoid_scale=1 + weight)
     elif kind == "LOGIT_NORMAL" and bias == 0:
@@ -251,16 +273,19 @@ def _loss(sheet: ForeignSheet, key: str) -> None:
     strengths = {name: sheet.number(f"{name}_strength") for name in ("mse", "mae", "log_cosh", "huber")}
     strengths["mse"] = 1.0 if strengths["mse"] is None else strengths["mse"]
     used = [name for name, value in strengths.items() if value]
+    factor = strengths[used[0]] if len(used) == 1 else None
+    note = f"without the factor {factor:g} there" if factor not in (None, 1.0) else ""
     if key != next(name for name in sheet.given if name in [f"{one}_strength" for one in strengths]):
         sheet.skip(key, "loss_type holds it")
     elif used == ["mse"]:
-        sheet.take(key, "loss_type", "l2")
+        sheet.take(key, "loss_type", "l2", note)
     elif used == ["mae"]:
-        sheet.take(key, "loss_type", "l1")
+        sheet.take(key, "loss_type", "l1", note)
     elif used == ["huber"]:
         sheet.put("huber_c", sheet.number("huber_delta") or 1.0, key)
         sheet.put("huber_schedule", "constant", key)
-        sheet.take(key, "loss_type", "huber", "the smooth one, with huber_c = huber_delta")
+        told = "the smooth one, with huber_c = huber_delta, and twice as large as there"
+        sheet.take(key, "loss_type", "huber", f"{told}; {note}" if note else told)
     else:
         sheet.lose(key, f"a sum of {', '.join(used) or 'nothing'} is not here; loss_type = l2 stays")
 
@@ -272,7 +297,10 @@ def _loss_weight(sheet: ForeignSheet, key: str) -> None:
     elif kind == "MIN_SNR_GAMMA":
         sheet.take(key, "min_snr_gamma", sheet.number("loss_weight_strength") or 5.0)
     elif kind == "DEBIASED_ESTIMATION":
-        sheet.take(key, "debiased_estimation_loss", True)
+        note = "with v-prediction 1 / (SNR + 1), of which that program takes the root" if "prediction_type" in sheet.known else ""
+        sheet.take(key, "debiased_estimation_loss", True, note)
+        if sheet.on("force_v_prediction"):
+            sheet.conflicts.append(f"loss_weight_fn = {kind}: {note}")
     else:
         sheet.lose(key, "this weight of a time is not here; all count alike")
 
@@ -337,6 +365,32 @@ def _ema(sheet: ForeignSheet, key: str) -> None:
         sheet.take(key, "use_ema", True)
 
 
+def ema_decay(sheet: ForeignSheet) -> float:
+    """The decay of each step that forgets as fast as that program's, which moves the average in every so many steps."""
+    decay, interval = sheet.number("ema_decay"), sheet.number("ema_update_step_interval")
+    return float((0.999 if decay is None else decay) ** (1 / max(1.0, 5.0 if interval is None else interval)))
+
+
+def _decay(sheet: ForeignSheet, key: str) -> None:
+    decay = ema_decay(sheet)
+    note = (
+        "the root of that program's, which moves the average in every ema_update_step_interval-th step"
+        if decay != sheet.number(key)
+        else ""
+    )
+    sheet.take(key, key, round(decay, 7), note)
+
+
+def _perturbed(sheet: ForeignSheet, key: str) -> None:
+    why = "of the input alone; there what is to be predicted has it as well"
+    if is_off(sheet.value(key)):
+        sheet.skip(key, "it is off")
+    else:
+        sheet.take(key, "ip_noise_gamma", sheet.value(key), why)
+        if "ip_noise_gamma" in sheet.known:
+            sheet.conflicts.append(f"{key} = {shown(sheet.value(key))}: ip_noise_gamma is noise {why}")
+
+
 def _devices(sheet: ForeignSheet, key: str) -> None:
     if is_off(sheet.value("multi_gpu")):
         sheet.skip(key, "multi_gpu is off")
@@ -363,8 +417,8 @@ TABLE: Table = {
     **each("", "custom_learning_rate_scheduler scheduler_params", only(None, "schedules of other people's code are not read")),
     "clip_grad_norm": lambda sheet, key: sheet.take(key, "max_grad_norm", 0.0 if is_empty(sheet.value(key)) else sheet.value(key)),
     "ema": _ema,
-    "ema_decay": where(lambda sheet: str(sheet.value("ema") or "OFF") != "OFF", to("ema_decay"), "ema is off"),
-    "ema_update_step_interval": unneeded("the average is moved in every step"),
+    "ema_decay": where(lambda sheet: str(sheet.value("ema") or "OFF") != "OFF", _decay, "ema is off"),
+    "ema_update_step_interval": unneeded("ema_decay holds it"),
     "non_ema_sampling": unneeded("previews use the average when there is one"),
     "optimizer": unneeded("it is empty"),
     "optimizer.optimizer": optimizer(),
@@ -377,7 +431,7 @@ TABLE: Table = {
     "dropout_probability": more_than_zero("network_dropout"),
     "offset_noise_weight": more_than_zero("noise_offset"),
     "generalized_offset_noise": only(False, "noise_offset is the same at all times"),
-    "perturbation_noise_weight": more_than_zero("ip_noise_gamma"),
+    "perturbation_noise_weight": _perturbed,
     "rescale_noise_scheduler_to_zero_terminal_snr": to("zero_terminal_snr"),
     "force_v_prediction": switch_to("prediction_type", "v_prediction"),
     "force_epsilon_prediction": switch_to("prediction_type", "epsilon"),
