@@ -252,8 +252,8 @@ def to_ai_toolkit(options: RunOptions) -> Exported:
         "train.gradient_accumulation": values["gradient_accumulation_steps"],
         "train.lr": values["learning_rate"],
         "train.optimizer": values["optimizer_type"].lower(),
-        "train.optimizer_params": _arguments(values["optimizer_args"]) or None,
-        "train.lr_scheduler": values["lr_scheduler"],
+        "train.optimizer_params": {name: value for name, value in _arguments(values["optimizer_args"]).items() if name != "eps"} or None,
+        **_ai_toolkits_rate(values),
         "train.timestep_type": {"sigmoid": "sigmoid", "uniform": "linear"}.get(str(values["timestep_sampling"])),
         "train.min_denoising_steps": 1000 - values["max_timestep"] if even and values["max_timestep"] < 1000 else None,
         "train.max_denoising_steps": 1000 - values["min_timestep"] if even and values["min_timestep"] else None,
@@ -284,6 +284,21 @@ def to_ai_toolkit(options: RunOptions) -> Exported:
     job = {"job": "extension", "config": {"name": name, "process": [process]}, "meta": {"version": "1.0"}}
     text = yaml.safe_dump(job, sort_keys=False, allow_unicode=True)
     return Exported(program.PROGRAM, f"{values['output_name']}.yaml", text, _unsaid(options, program.read("the job", yaml.safe_load(text))))
+
+
+def _ai_toolkits_rate(values: Mapping[str, Any]) -> dict[str, object]:
+    """A schedule with its numbers; a linear one rises there without them."""
+    name = values["lr_scheduler"]
+    floor, warm = values["lr_scheduler_min_lr_ratio"] * values["learning_rate"], values["lr_warmup_steps"]
+    numbers: dict[str, dict[str, object]] = {
+        "linear": {"start_factor": 1.0, "end_factor": 0.0},
+        "cosine_with_min_lr": {"eta_min": floor},
+        "constant_with_warmup": {"num_warmup_steps": warm if warm >= 1 else round(warm * (values["max_train_steps"] or 0))},
+    }
+    return {
+        "train.lr_scheduler": "cosine" if name == "cosine_with_min_lr" else name,
+        **{f"train.lr_scheduler_params.{key}": value for key, value in numbers.get(name, {}).items()},
+    }
 
 
 def _ai_toolkits_sample(options: RunOptions, spec: PromptSpec) -> dict[str, object]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from sd_scripts.families import FACTS, RUNS
+from sd_scripts.library.objectives.distances import pseudo_huber
 from sd_scripts.programs import ai_toolkit, table
+from sd_scripts.runs.schedules import factor_at
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from tests.ui.foreign_files import builds, job, said
@@ -38,7 +41,7 @@ def test_a_job_of_ai_toolkit_becomes_the_same_run() -> None:
         "gradient_accumulation_steps": 4,
         "learning_rate": 2e-4,
         "optimizer_type": "AdamW8bit",
-        "optimizer_args": ("weight_decay=0.0001", "betas=(0.9,0.99)"),
+        "optimizer_args": ("weight_decay=0.0001", "betas=(0.9,0.99)", "eps=1e-06"),
         "timestep_sampling": "uniform",
         "lr_scheduler": "constant",
         "lr_warmup_steps": 0,
@@ -173,3 +176,66 @@ def test_flags_in_the_prompts_of_a_job_are_previews_here() -> None:
     assert text.splitlines() == ["make it smile --w 512 --d 1 --s 9 --ci refs/a b.jpg", "a --d 7"]
     assert "without --m" in said(found, "sample.prompts")[1]
     assert table.line_of_prompt("a --w dog\n-- cat", n="b --h 3") == "a - w dog -- cat --n b - h 3"
+
+
+def trained(**train: Any) -> Any:
+    return job(lambda process: process["train"].update(train))
+
+
+def sdxl(**train: Any) -> Any:
+    return job(
+        lambda process: (process["model"].update(arch="sdxl", is_v_pred=True), process["train"].update(noise_scheduler="ddpm", **train))
+    )
+
+
+def test_a_linear_rate_of_ai_toolkit_rises_unless_it_is_told_to_fall() -> None:
+    """Its factor is start + (end - start) n / N, from a third to 1 where the file says nothing."""
+    falling = trained(lr_scheduler="linear", lr_scheduler_params={"start_factor": 1.0, "end_factor": 0.0})
+    options: Any = flat.build(falling.run, falling.values)
+    assert [factor_at(options.optimizer, 200)(step) for step in range(200)] == pytest.approx([1 - step / 200 for step in range(200)])
+    rising = trained(lr_scheduler="linear")
+    assert builds(rising)["lr_scheduler"] == "constant" and any("from 0.33 of lr to 1 of it" in text for text in rising.conflicts)
+    assert not any("lr_scheduler" in text for text in falling.conflicts)
+    assert builds(trained(lr_scheduler="constant_with_warmup"))["lr_warmup_steps"] == 1000
+    assert builds(trained(lr_scheduler="constant_with_warmup", lr_scheduler_params={"num_warmup_steps": 30}))["lr_warmup_steps"] == 30
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("adamw", {"eps=1e-06"}),
+        ("adamw8bit", {"eps=1e-06"}),
+        ("adam8bit", {"eps=1e-06", "weight_decay=0.0"}),
+        ("prodigy", {"eps=1e-06"}),
+        ("lion", set()),
+        ("adafactor", set()),
+    ],
+)
+def test_optimizers_of_ai_toolkit_have_what_it_gives_them(name: str, wanted: set[str]) -> None:
+    assert set(builds(trained(optimizer=name, optimizer_params={}))["optimizer_args"]) == wanted
+    given = set(builds(trained(optimizer=name, optimizer_params={"weight_decay": 0.03}))["optimizer_args"])
+    assert given == {"weight_decay=0.03", *wanted - {"weight_decay=0.0"}}
+
+
+def test_losses_of_ai_toolkit_are_the_same_up_to_a_factor() -> None:
+    options: Any = flat.build((found := trained(loss_type="pseudo_huber")).run, found.values)
+    distances = torch.linspace(-3, 3, 301, dtype=torch.float64).view(1, 1, 1, -1)
+    theirs = (distances**2 + 0.01**2).sqrt() - 0.01
+    ours = pseudo_huber(lambda t: t * 0 + options.objective.huber_c, scale_by_c=False)(distances, torch.zeros(1))
+    assert options.objective.loss_type == "smooth_l1" and options.objective.huber_schedule == "constant"
+    assert torch.allclose(ours, 2 * theirs, atol=1e-9)
+    weighted = sdxl(min_snr_gamma=5.0)
+    assert builds(weighted)["prediction_type"] == "v_prediction" and any("SNR + 1" in text for text in weighted.conflicts)
+    masked = builds(job(lambda process: process["datasets"][0].update(mask_path="m", mask_min_value=0.1)))
+    assert masked["normalize_masked_loss"] and masked["masked_loss_outside_weight"] == 0.1
+
+
+def test_tokens_that_ai_toolkit_keeps_are_shuffled_there() -> None:
+    def found(**data: Any) -> Any:
+        return job(lambda process: process["datasets"][0].update(keep_tokens=2, **data))
+
+    assert builds(found(shuffle_tokens=True))["keep_tokens"] == 0
+    both = found(shuffle_tokens=True, token_dropout_rate=0.1)
+    assert builds(both)["keep_tokens"] == 2 and any("keep_tokens" in text for text in both.conflicts)
+    dropped = found(token_dropout_rate=0.1)
+    assert builds(dropped)["keep_tokens"] == 2 and not any("keep_tokens" in text for text in dropped.conflicts)

@@ -67,6 +67,8 @@ def _defaults(sheet: ForeignSheet) -> dict[str, object]:
     without += () if sheet.values.get("sample_prompts") else ("sample_",)
     without += ("sample_cfg_scale",) if "sample_guidance_scale" in sheet.known else ()
     found = {name: value for name, value in _DEFAULTS.items() if not name.startswith(without or ("-",))}
+    found |= training.of_optimizer(sheet)
+    found |= {"lr_warmup_steps": 1000} if sheet.values.get("lr_scheduler") == "constant_with_warmup" else {}
     return {**found, **({"timestep_sampling": "sigmoid"} if training.is_flow(sheet) else {})}
 
 

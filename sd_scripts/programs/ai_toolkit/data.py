@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sd_scripts.schema.sheet import is_empty, is_off, number, shown, switch, unless_empty, unless_off
 
-from ..table import NOT_HERE, ForeignSheet, Table, each, folder_here, here, only, sides_here, switched_here, unneeded
+from ..table import NOT_HERE, ForeignSheet, Table, TwoWay, each, folder_here, here, only, sides_here, switched_here, unneeded
 
 
 @unless_empty
@@ -34,6 +34,7 @@ def _mask(sheet: ForeignSheet, key: str) -> None:
         return
     sheet.set_here(key, "conditioning_data_dir" if key.endswith("mask_path") else "alpha_mask", sheet.value(key), "with masked_loss")
     sheet.one(key)["masked_loss"] = (True, key)
+    sheet.one(key)["normalize_masked_loss"] = (True, key)  # There by the mean of a batch's masks.
 
 
 def _outside(sheet: ForeignSheet, key: str) -> None:
@@ -41,6 +42,18 @@ def _outside(sheet: ForeignSheet, key: str) -> None:
         sheet.skip(key, "there are no masks")
     else:
         sheet.set_here(key, "masked_loss_outside_weight", sheet.value(key))
+
+
+@unless_off
+def _kept_tokens(sheet: ForeignSheet, key: str) -> None:
+    """There tokens are kept from being dropped, and shuffled all the same."""
+    shuffled, dropped = switch(sheet.beside(key, "shuffle_tokens")), number(sheet.beside(key, "token_dropout_rate"))
+    if shuffled and not dropped:
+        sheet.skip(key, "all tokens are shuffled there; it keeps them from being dropped")
+        return
+    sheet.set_here(key, "keep_tokens", sheet.value(key))
+    if shuffled:
+        sheet.conflicts.append(f"{key} = {shown(sheet.value(key))}: these stay in place here; there they are shuffled with the others")
 
 
 def _ending(value: object) -> str:
@@ -98,7 +111,7 @@ TABLE: Table = {
     "datasets[].caption_dropout_rate": here("caption_dropout_rate"),
     "datasets[].token_dropout_rate": here("caption_tag_dropout_rate"),
     "datasets[].shuffle_tokens": switched_here("shuffle_caption"),
-    "datasets[].keep_tokens": here("keep_tokens"),
+    "datasets[].keep_tokens": TwoWay(_kept_tokens, "keep_tokens", lambda value: value),
     "datasets[].num_repeats": here("num_repeats"),
     "datasets[].flip_x": switched_here("flip_aug"),
     "datasets[].random_crop": switched_here("random_crop"),

@@ -6,7 +6,7 @@ from typing import Any
 
 from sd_scripts.schema.sheet import is_empty, is_off, unless_empty, unless_off
 
-from ..table import NOT_HERE, ForeignSheet, Rule, Table, each, more_than_zero, only, quantized, targets, to, unneeded, where
+from ..table import NOT_HERE, ForeignSheet, Rule, Table, each, more_than_zero, only, quantized, switch_to, targets, to, unneeded, where
 
 
 def _bits(sheet: ForeignSheet, key: str) -> None:
@@ -118,7 +118,9 @@ TABLE: Table = {
     "network.network_kwargs.only_if_contains": _shown_pieces("target_modules"),
     "network.network_kwargs.ignore_if_contains": _shown_pieces("exclude_modules"),
     "model.name_or_path": to("pretrained_model_name_or_path"),
-    "model.is_v_pred": unneeded("the kind of run says it"),
+    "model.is_v_pred": where(
+        lambda sheet: "prediction_type" in sheet.known, switch_to("prediction_type", "v_prediction"), "the kind of run says it"
+    ),
     **each("model.", "quantize qtype quantize_te qtype_te", _bits),
     "model.quantize_kwargs.*": unneeded("layers that are left whole there are embeddings and the last, here as well"),
     **each("model.", "quantize_kwargs model_kwargs model_paths", unneeded("it is empty")),

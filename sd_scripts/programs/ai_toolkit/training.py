@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
-from sd_scripts.schema.sheet import is_empty, is_off, number, unless_off
+from sd_scripts.schema.sheet import is_empty, is_off, number, shown, unless_off
 
 from ..table import (
     ARGUMENT_NAMES,
@@ -135,9 +135,15 @@ def _scheduler(sheet: ForeignSheet, key: str) -> None:
 
 def _schedule(sheet: ForeignSheet, key: str) -> None:
     name = str(sheet.value(key))
-    if name in ("constant", "cosine", "linear", "constant_with_warmup", "polynomial"):
-        note = "falls to 0 at the end here, to a third in its first steps there" if name == "linear" else ""
-        sheet.take(key, "lr_scheduler", name, note)
+    ends = [sheet.number(f"train.lr_scheduler_params.{end}") for end in ("start_factor", "end_factor")]
+    if name == "linear" and ends != [1.0, 0.0]:
+        sheet.put("lr_scheduler", "constant", key)
+        start, end = (usual if given is None else given for usual, given in zip((1 / 3, 1.0), ends, strict=True))
+        sheet.lose(
+            key, f"there the rate goes from {start:.2g} of lr to {end:.2g} of it over the whole run; lr_scheduler = constant was put"
+        )
+    elif name in ("constant", "cosine", "linear", "constant_with_warmup", "polynomial"):
+        sheet.take(key, "lr_scheduler", name)
     elif name == "cosine_with_restarts":
         sheet.take(key, "lr_scheduler", "cosine", "one period over the whole run, which is what it gets there")
     else:
@@ -146,7 +152,9 @@ def _schedule(sheet: ForeignSheet, key: str) -> None:
 
 def _schedule_numbers(sheet: ForeignSheet, key: str) -> None:
     name, schedule = key.rpartition(".")[2], sheet.value("train.lr_scheduler")
-    if name == "num_warmup_steps" and schedule not in (None, "constant", "cosine", "linear"):
+    if name in ("start_factor", "end_factor") and schedule == "linear":
+        sheet.skip(key, "lr_scheduler says it")
+    elif name == "num_warmup_steps" and schedule not in (None, "constant", "cosine", "linear"):
         sheet.take(key, "lr_warmup_steps", sheet.value(key))
     elif name == "eta_min" and schedule == "cosine" and number(sheet.value("train.lr")):
         sheet.put("lr_scheduler", "cosine_with_min_lr", key)
@@ -158,6 +166,25 @@ def _schedule_numbers(sheet: ForeignSheet, key: str) -> None:
         sheet.refuse(key, "it is not a number of the schedule here; see lr_scheduler_args")
 
 
+_WITHOUT_DECAY = ("adam", "adam8", "adam8bit", "adamw8")
+
+
+def _usual_arguments(sheet: ForeignSheet) -> list[str]:
+    """What that program gives an optimizer of which the file says nothing, where ours has something else."""
+    name = str(sheet.value("train.optimizer") or "adamw").lower()
+    ours, _why = optimizer_of(name)
+    said = {key.rpartition(".")[2] for key in sheet.given if key.startswith("train.optimizer_params.")}
+    usual = {"weight_decay": "0.0"} if name in _WITHOUT_DECAY else {}
+    usual |= {"eps": "1e-06"} if name.startswith(("adam", "prodigy")) and takes(ours, "eps") else {}
+    return [f"{name}={value}" for name, value in usual.items() if name not in said]
+
+
+def of_optimizer(sheet: ForeignSheet) -> dict[str, object]:
+    """That program's arguments for the optimizer of a file that gives it none."""
+    pairs = _usual_arguments(sheet)
+    return {"optimizer_args": pairs} if pairs and not sheet.decided("optimizer_args") else {}
+
+
 def _optimizer_argument(sheet: ForeignSheet, key: str) -> None:
     """All arguments stand in one option; the first key of them carries it."""
     prefix = "train.optimizer_params."
@@ -165,6 +192,7 @@ def _optimizer_argument(sheet: ForeignSheet, key: str) -> None:
     own_rate = [name for name in ("relative_step", "warmup_init") if ours == "Adafactor" and sheet.on(f"{prefix}{name}")]
     given = {name.removeprefix(prefix): value for name, value in sheet.given.items() if name.startswith(prefix) and not is_empty(value)}
     pairs = [f"{name}={literal(value)}" for name, value in given.items() if name not in own_rate and takes(ours, name)]
+    pairs += _usual_arguments(sheet)
     name = key.removeprefix(prefix)
     if not takes(ours, name):
         sheet.skip(key, f"it belongs to an optimizer that {ours} replaces" if why else f"{ours} has no such thing")
@@ -182,9 +210,19 @@ def _loss(sheet: ForeignSheet, key: str) -> None:
     if name in kinds:
         sheet.take(key, "loss_type", kinds[name])
     elif name == "pseudo_huber":
-        sheet.take(key, "loss_type", "huber", "with its own c, see huber_c")
+        sheet.put("huber_c", 0.01, key)
+        sheet.put("huber_schedule", "constant", key)
+        sheet.take(key, "loss_type", "smooth_l1", "with huber_c = 0.01, and twice as large as there")
     else:
         sheet.lose(key, "this distance is not here; loss_type = l2 stays")
+
+
+@unless_off
+def _min_snr(sheet: ForeignSheet, key: str) -> None:
+    why = "with v-prediction min(SNR, gamma) / (SNR + 1) here, and over SNR alone there" if sheet.on("model.is_v_pred") else ""
+    sheet.take(key, "min_snr_gamma", sheet.value(key), why)
+    if why and "min_snr_gamma" in sheet.known:
+        sheet.conflicts.append(f"{key} = {shown(sheet.value(key))}: {why}")
 
 
 def _preservation(sheet: ForeignSheet, key: str) -> None:
@@ -310,7 +348,7 @@ TABLE: Table = {
     "train.max_grad_norm": to("max_grad_norm"),
     "train.dtype": words("mixed_precision", PRECISIONS, "choose mixed_precision"),
     "train.loss_type": _loss,
-    "train.min_snr_gamma": more_than_zero("min_snr_gamma"),
+    "train.min_snr_gamma": _min_snr,
     "train.noise_offset": more_than_zero("noise_offset"),
     "train.prompt_dropout_prob": more_than_zero("caption_dropout_rate"),
     **each("train.ema_config.", "use_ema ema_decay", _ema),
