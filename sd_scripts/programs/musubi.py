@@ -239,7 +239,17 @@ def _times(sheet: KohyaSheet, key: str) -> None:
         sheet.plain(key)
 
 
+_MIXED = {"qinglong_flux": ("flux_shift", "79"), "qinglong_qwen": ("qwen_shift", "95")}
+"""Densities that are mostly another one, with the part of the draws in percent; the rest are times of little noise or of all."""
+
+
 def _sampling(sheet: KohyaSheet, key: str, sampling: str) -> None:
+    if sampling in _MIXED:
+        base, part = _MIXED[sampling]
+        _sampling(sheet, key, base)
+        put = sheet.values.get(key, sheet.known[key].default)
+        sheet.lose(key, f"{part} of 100 draws are {base} there, and the others by logSNR; timestep_sampling = {put} was put for all")
+        return
     line = _LINES.get(sampling)
     ours = getattr(flat.section_of(sheet.run, "objective"), "size_shifts", {}).get(sampling)
     if line is not None and (ours is None or (ours.fewest, ours.most) != (line.fewest, line.most)):

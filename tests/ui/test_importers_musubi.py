@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from kohya_like import importers
@@ -87,3 +89,13 @@ def test_the_model_of_krea_2s_previews_is_told() -> None:
     assert rows["turbo_dit_cache"].verdict == "not needed"
     rows = {row.key: row for row in importers.read("x.sh", line.encode()).rows}
     assert rows["turbo_dit"].verdict == "not needed", "there are no previews"
+
+
+def test_mixed_times_of_musubi_tuner_are_those_of_most_draws() -> None:
+    own = musubi(timestep_sampling='"qinglong_qwen"')
+    assert builds(own)["timestep_sampling"] == "qwen_shift" and any("95 of 100 draws" in text for text in own.conflicts)
+    other = musubi(timestep_sampling='"qinglong_flux"')
+    options = builds(other)
+    shift = math.exp(0.5 + (1.15 - 0.5) * (4096 - 256) / (4096 - 256))
+    assert options["timestep_sampling"] == "shift" and options["discrete_flow_shift"] == pytest.approx(shift, abs=1e-3)
+    assert any("79 of 100 draws" in text for text in other.conflicts)

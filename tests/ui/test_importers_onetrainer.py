@@ -310,3 +310,11 @@ def test_losses_and_noise_of_onetrainer_that_are_others_here_say_so() -> None:
     assert "twice as large" in said(one(mse_strength=0.0, huber_strength=1.0), "mse_strength")[1]
     shifted = one(**kind, timestep_distribution="UNIFORM", timestep_shift=3.0)
     assert builds(shifted)["timestep_sampling"] == "uniform" and any("shift of 3" in text for text in shifted.conflicts)
+
+
+@pytest.mark.parametrize(("name", "decay"), [("ADAM", ["0.0"]), ("ADAM_8BIT", ["0.0"]), ("ADAMW", []), ("ADAFACTOR", [])])
+def test_adam_of_onetrainer_decays_nothing_that_the_file_does_not_say(name: str, decay: list[str]) -> None:
+    for arguments in ({}, {"eps": 1e-7}):
+        found = builds(one(optimizer={"optimizer": name, **arguments}))["optimizer_args"] or ()
+        assert [text.partition("=")[2] for text in found if text.startswith("weight_decay")] == decay
+    assert "weight_decay=0.03" in builds(one(optimizer={"optimizer": name, "weight_decay": 0.03}))["optimizer_args"]

@@ -343,6 +343,11 @@ _OF_PRODIGY = ("d_coef", "d0", "decouple", "safeguard_warmup", "use_bias_correct
 _OF_OPTIMIZER = {"Prodigy": _OF_PRODIGY, "SGD": ("momentum",)}
 
 
+def without_decay(sheet: ForeignSheet) -> list[str]:
+    """Adam without a W decays nothing there where the file says nothing."""
+    return ["weight_decay=0.0"] if str(sheet.value("optimizer.optimizer")) in ("ADAM", "ADAM_8BIT") else []
+
+
 def _arguments(sheet: ForeignSheet, key: str, ours: str) -> None:
     given = {name.rpartition(".")[2]: value for name, value in sheet.given.items() if name.startswith("optimizer.") and not is_empty(value)}
     pairs = []
@@ -351,6 +356,7 @@ def _arguments(sheet: ForeignSheet, key: str, ours: str) -> None:
     names = ("weight_decay", *(("eps",) if ours not in ("Adafactor", "Lion", "Lion8bit", "SGD") else ()))
     pairs += [f"{name}={given[name]}" for name in names if name in given]
     pairs += [f"{name}={given[name]}" for name in _OF_OPTIMIZER.get(ours, ()) if name in given]
+    pairs += [] if "weight_decay" in given else without_decay(sheet)
     name = key.rpartition(".")[2]
     if not any(name in pair for pair in pairs) and not (name in ("beta1", "beta2") and any("betas" in pair for pair in pairs)):
         sheet.skip(key, f"{ours} has no such thing")
