@@ -318,3 +318,12 @@ def test_adam_of_onetrainer_decays_nothing_that_the_file_does_not_say(name: str,
         found = builds(one(optimizer={"optimizer": name, **arguments}))["optimizer_args"] or ()
         assert [text.partition("=")[2] for text in found if text.startswith("weight_decay")] == decay
     assert "weight_decay=0.03" in builds(one(optimizer={"optimizer": name, "weight_decay": 0.03}))["optimizer_args"]
+
+
+def test_adafactor_of_onetrainer_keeps_its_numbers() -> None:
+    numbers = {"scale_parameter": True, "clip_threshold": 0.8, "decay_rate": -0.7, "weight_decay": 0.01}
+    found = one(optimizer={"optimizer": "ADAFACTOR", **numbers, "relative_step": False, "warmup_init": False})
+    assert set(builds(found)["optimizer_args"]) == {f"{name}={value}" for name, value in numbers.items()}
+    assert not any("Adafactor" in text for text in found.conflicts)
+    own = one(optimizer={"optimizer": "ADAFACTOR", "relative_step": True})
+    assert any(text.startswith("optimizer.relative_step = ") for text in own.conflicts) and builds(own)

@@ -9,7 +9,7 @@ from itertools import accumulate
 from statistics import NormalDist
 
 from sd_scripts.schema.objective import SizeShift
-from sd_scripts.schema.sheet import is_empty, is_off, shown
+from sd_scripts.schema.sheet import is_empty, is_off, shown, switch
 
 from ..table import (
     ForeignSheet,
@@ -316,6 +316,8 @@ def _optimizer_argument(sheet: ForeignSheet, key: str) -> None:
         sheet.skip(key, "it is empty")
     elif why:
         sheet.skip(key, f"it belongs to an optimizer that {ours} replaces")
+    elif ours == "Adafactor" and name in ("relative_step", "warmup_init") and switch(value):
+        sheet.lose(key, "Adafactor follows learning_rate and lr_scheduler here")
     elif name in (*_OF_ALL_OPTIMIZERS, *_OF_OPTIMIZER.get(ours, ())):
         _arguments(sheet, key, ours)
     else:
@@ -340,7 +342,7 @@ _OF_ALL_OPTIMIZERS = ("beta1", "beta2", "weight_decay", "eps")
 
 _OF_PRODIGY = ("d_coef", "d0", "decouple", "safeguard_warmup", "use_bias_correction", "beta3", "growth_rate")
 
-_OF_OPTIMIZER = {"Prodigy": _OF_PRODIGY, "SGD": ("momentum",)}
+_OF_OPTIMIZER = {"Prodigy": _OF_PRODIGY, "SGD": ("momentum",), "Adafactor": ("scale_parameter", "clip_threshold", "decay_rate")}
 
 
 def without_decay(sheet: ForeignSheet) -> list[str]:
