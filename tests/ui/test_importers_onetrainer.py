@@ -9,6 +9,7 @@ from statistics import NormalDist
 from typing import Any
 
 import pytest
+import torch
 
 from kohya_like import importers
 from sd_scripts.families import RUNS
@@ -66,7 +67,6 @@ def test_a_configuration_of_onetrainer_becomes_the_same_run() -> None:
 
 def test_times_of_onetrainer_are_the_same_density_here() -> None:
     """Drawn as that program draws them, and by our quantiles."""
-    import torch
 
     from sd_scripts.library.objectives import times as densities
 
@@ -123,7 +123,8 @@ def test_curves_of_onetrainer_become_the_nearest_normal_density() -> None:
         times = [(index + 0.5) / 2000 for index in range(2000)]
         sums = [0.0]
         for time in times:
-            sums.append(sums[-1] + training._CURVES[kind](time, weight, bias + 0.5))
+            at = time / (2 - time) if kind == "SIGMOID" else time  # Its shift of 2 is taken off twice there.
+            sums.append(sums[-1] + training._CURVES[kind](at, weight, bias + 0.5))
         normal = NormalDist(options["logit_mean"], options["logit_std"])
         below = [normal.cdf(math.log(2.0 * time / (1 - time))) for time in times]
         assert max(abs(one - part / sums[-1]) for one, part in zip(below, sums[1:], strict=True)) < least
@@ -327,3 +328,20 @@ def test_adafactor_of_onetrainer_keeps_its_numbers() -> None:
     assert not any("Adafactor" in text for text in found.conflicts)
     own = one(optimizer={"optimizer": "ADAFACTOR", "relative_step": True})
     assert any(text.startswith("optimizer.relative_step = ") for text in own.conflicts) and builds(own)
+
+
+@pytest.mark.parametrize("shift", [1.0, 1.5, 3.0])
+@pytest.mark.parametrize("weight", [2.0, 5.0, 10.0])
+def test_a_sigmoid_of_times_with_a_shift_is_onetrainers_or_is_said_to_be_another(weight: float, shift: float) -> None:
+    """It weights a shifted time by the curve at the time from which the shift has been taken off twice."""
+    found = one(timestep_distribution="SIGMOID", noising_weight=weight, noising_bias=0.0, timestep_shift=shift)
+    options = builds(found)
+    if any("SIGMOID" in text for text in found.conflicts):
+        return
+    t = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
+    once = t / (shift - (shift - 1) * t)
+    twice = once / (shift - (shift - 1) * once)
+    density = torch.sigmoid(weight * (twice - 0.5)) * shift / (shift - (shift - 1) * t) ** 2
+    theirs = density.cumsum(0) / density.sum()
+    ours = torch.special.ndtr((torch.logit(t) - options["logit_mean"]) / options["logit_std"])
+    assert options["timestep_sampling"] == "logit_normal" and float((ours - theirs).abs().max()) < 0.032

@@ -185,13 +185,15 @@ _NEAR = 0.03
 """The part of the draws that may lie elsewhere without a word above the form."""
 
 
-def _nearest(sheet: ForeignSheet, kind: str, weight: float, bias: float) -> tuple[float, float, float] | None:
+def _nearest(sheet: ForeignSheet, kind: str, weight: float, bias: float, shift: float) -> tuple[float, float, float] | None:
     """Mean and deviation of the normal logit that has a curve's quartiles, and the part of the draws that lie elsewhere; None where that is
     too much, or more than with even times."""
     if kind not in _CURVES or not sheet.has("timestep_sampling", "logit_normal"):
         return None
     middles = [(index + 0.5) / _POINTS for index in range(_POINTS)]
-    sums = list(accumulate(_CURVES[kind](time, weight, bias + 0.5) for time in middles))
+    # Of SIGMOID that program takes the shift off a time twice.
+    back = 1 / shift if kind == "SIGMOID" else 1.0
+    sums = list(accumulate(_CURVES[kind](shifted(time, back), weight, bias + 0.5) for time in middles))
     parts = [value / (sums[-1] or 1.0) for value in sums]
     logits = [math.log(time / (1 - time)) for time in middles]
     low, high = (next((logit for logit, part in zip(logits, parts, strict=True) if part >= quarter), 0.0) for quarter in (0.25, 0.75))
@@ -228,7 +230,7 @@ def _times(sheet: ForeignSheet, key: str) -> None:
         times(sheet, key, "logit_normal", note, logit_mean=round(bias + math.log(shift), 6), logit_std=1 + weight)
     elif kind == "HEAVY_TAIL" and shift == 1:
         times(sheet, key, "mode", mode_scale=weight)
-    elif (near := _nearest(sheet, kind, weight, bias)) is not None:
+    elif (near := _nearest(sheet, kind, weight, bias, shift)) is not None:
         mean, deviation, elsewhere = near
         note = f"the nearest density: {elsewhere:.0%} of the draws lie elsewhere"
         times(sheet, key, "logit_normal", note, logit_mean=round(mean + math.log(shift), 4) + 0.0, logit_std=round(deviation, 4))
