@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -34,6 +35,8 @@ from .supervisor import ENDED, Job, JobSupervisor, queue_of
 
 FILE = "desk.json"
 MAX_LABEL, MAX_NOTES, MAX_TAG, MAX_TAGS = 120, 20_000, 40, 30
+_STARTED = re.compile(r"^\d{8}-\d{6}(_\d+)?-")
+"""What the folder of a run has before its name."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,11 @@ def _tried(known: object) -> Tried:
         return read_as(Tried, json.dumps(known or {}))
     except ValueError:
         return Tried()
+
+
+def called(folder: Path) -> str:
+    """What sentences call the run in a folder: as lists do, without the time."""
+    return read(folder).called or _STARTED.sub("", folder.name)
 
 
 def say(folder: Path, order: Mapping[str, Any]) -> tuple[Said, list[str]]:

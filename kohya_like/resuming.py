@@ -22,7 +22,7 @@ from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RunOptions
 
-from . import monitor
+from . import desk, monitor
 
 PLACES = ("train_data_dir", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir", "control_data_dir")
 """Options that say where the images are; a run with others is taken for one on other images."""
@@ -60,6 +60,8 @@ class Offer:
     step: int
     path: str
     saved: str
+    called: dict[str, Any]
+    """What the page calls the run by, beside its own name."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def outlook(options: RunOptions, under_way: UnderWay) -> Outlook:
     """What a start with these options would do."""
     asked = options.distributed.resume.strip()
     if asked == "none":
-        return Outlook("new", "Starts a new run from the first step, because resume is none.")
+        return Outlook("new", "Starts a new run from the first step, as Resume says.")
     if asked == "auto":
         return _automatic(options, under_way)
     if asked == "latest":
@@ -104,7 +106,7 @@ def _automatic(options: RunOptions, under_way: UnderWay) -> Outlook:
     for run in _named(options):
         differing = _differing(run, options)
         if differing:
-            others.append((run.name, differing))
+            others.append((desk.called(run.path), differing))
             continue
         if state := under_way(run.path):
             return _busy(run, state)
@@ -112,7 +114,7 @@ def _automatic(options: RunOptions, under_way: UnderWay) -> Outlook:
     if not others:
         return Outlook("new", "Starts a new run from the first step.")
     name, differing = others[0]
-    return Outlook("new", "Starts a new run from the first step.", (f"{name} has the same name, but not the same settings: {differing}.",))
+    return Outlook("new", "Starts a new run from the first step.", (f"The earlier run {name} has other settings: {differing}.",))
 
 
 def _latest(options: RunOptions, under_way: UnderWay) -> Outlook:
@@ -125,32 +127,34 @@ def _latest(options: RunOptions, under_way: UnderWay) -> Outlook:
             return _busy(run, state)
         differing = _differing(run, options)
         if differing:
-            return Outlook("refused", f"{run.name} was trained with other settings ({differing}); auto starts a new run.", run=run.path)
+            text = f"{desk.called(run.path)} was trained with other settings ({differing}); auto starts a new run."
+            return Outlook("refused", text, run=run.path)
         return _continued(run, options)
     text = f"latest needs a saved state, and no run named {options.output.output_name} in {options.output.output_dir} has one."
     return Outlook("refused", text)
 
 
 def _busy(run: RunDirectory, state: str) -> Outlook:
+    name = desk.called(run.path)
     if state == "queued":
-        text = f"{run.name} waits in the queue. Another run with these settings needs resume = none."
+        text = f"{name} waits in the queue. Start offers to open it or to train again."
     else:
-        text = f"{run.name} is at work. Another run with these settings needs resume = none."
+        text = f"{name} is at work. Start offers to open it or to train again."
     return Outlook("busy", text, run=run.path)
 
 
 def _continued(run: RunDirectory, options: RunOptions) -> Outlook:
-    total = _total_steps(run, options)
+    total, name = _total_steps(run, options), desk.called(run.path)
     if total is not None and is_finished(run, options.output, total):
-        text = f"{run.name} is finished already ({total} steps). More steps make it longer; resume = none starts a new run."
+        text = f"{name} is finished already ({total} steps). More steps make it longer; Start offers to open it or to train again."
         return Outlook("finished", text, run=run.path)
     state, broken = newest_state(run.state)
     if state is None:
-        notes = (*broken, f"{run.name} has the same settings, but no saved state to go on from.")
+        notes = (*broken, f"The earlier run {name} has the same settings, but no saved state to go on from.")
         return Outlook("new", "Starts a new run from the first step.", notes)
     step = int(state.name)
     of = "" if total is None else f" of {total}"
-    text = f"Continues {run.name} from step {step}{of}, saved {_ago(state)}."
+    text = f"Continues {name} from step {step}{of}, saved {_ago(state)}."
     return Outlook("continue", text, (*broken, AT_START), run.path, state)
 
 
@@ -172,7 +176,7 @@ def _from_moment(options: RunOptions, unit: str, number: int, states_of: Callabl
     states = states_of(source.state)
     if number not in states:
         there = f"it has the {unit}s {', '.join(map(str, states))}" if states else "it has none"
-        return Outlook("refused", f"{source.name} has no saved state of {unit} {number}; {there}.")
+        return Outlook("refused", f"{desk.called(source.path)} has no saved state of {unit} {number}; {there}.")
     return _from_state(options, states[number])
 
 
@@ -199,7 +203,7 @@ def _from_state(options: RunOptions, state: Path) -> Outlook:
         return Outlook("refused", f"{state} cannot be used: {err}.")
     differing = _differing(source, options)
     notes = (f"It was trained with other settings ({differing}); the new run goes on with those of the form.",) if differing else ()
-    text = f"Starts a new run from step {step} of {source.name}, saved {_ago(state)}."
+    text = f"Starts a new run from step {step} of {desk.called(source.path)}, saved {_ago(state)}."
     return Outlook("from state", text, (*notes, AT_START), state=state)
 
 
@@ -258,9 +262,10 @@ def newest_state(folder: Path, before: float = math.inf) -> tuple[Path | None, t
 
 def _offers(options: RunOptions) -> Iterator[Offer]:
     for run in _named(options)[:OFFERED_RUNS]:
+        names = desk.read(run.path).names()
         for state in list(reversed(state_folders(run.state)))[:OFFERED_STATES]:
             if (state / "manifest.json").is_file():
-                yield Offer(run.name, int(state.name), str(state), _ago(state))
+                yield Offer(run.name, int(state.name), str(state), _ago(state), names)
 
 
 def _ago(state: Path) -> str:

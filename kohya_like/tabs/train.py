@@ -32,7 +32,7 @@ from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.runs import RunOptions
 
-from .. import dataset_view, files, form, gpu, importers, memory, page, presets, resuming, sweep_routes, theme
+from .. import dataset_view, desk, files, form, gpu, importers, memory, page, presets, resuming, sweep_routes, theme
 from ..answers import JsonAnswer, as_lines, order_of
 from ..context import Context
 from ..supervisor import Job
@@ -191,7 +191,7 @@ class TrainTab:
         if job.state == "running":
             # The rest of the order (wait, terminate, kill) takes up to minutes: nobody waits for it here.
             threading.Thread(target=self._end, args=(job,), name=f"stop {name}", daemon=True).start()
-        return answer(f"{name} was asked to stop: it finishes its step, saves its state and ends.")
+        return answer(f"{desk.called(job.path)} was asked to stop: it finishes its step, saves its state and ends.")
 
     def _end(self, job: Job) -> None:
         try:
@@ -393,7 +393,8 @@ def _brief(value: object) -> str:
 
 
 def _begun(job: Job) -> str:
-    return f"{job.name} waits for a free device." if job.state == "queued" else f"{job.name} has started."
+    name = desk.called(job.path)
+    return f"{name} waits for a free device." if job.state == "queued" else f"{name} has started."
 
 
 def _as_text(field: flat.FlatField, value: Any) -> form.Text:

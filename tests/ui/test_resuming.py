@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 import sd_scripts.toy
-from kohya_like import app, form, resuming
+from kohya_like import app, desk, form, resuming
 from kohya_like.supervisor import JobSupervisor
 from kohya_like.tabs import train
 from sd_scripts.families import RUNS
@@ -48,20 +48,21 @@ def test_without_a_run_of_this_name_a_new_one_starts(tmp_path: Path) -> None:
 
 def test_a_run_with_the_same_settings_goes_on_from_its_newest_state(tmp_path: Path) -> None:
     run = made(tmp_path, options(tmp_path), (200, 400))
+    desk.say(run.path, {"label": {"before": "", "after": "Best cat"}})
     again = options(tmp_path, sample_prompts="a cat", save_every_n_steps=50)
     found = resuming.outlook(again, idle)
-    assert found.text == f"Continues {run.name} from step 400 of 1600, saved 12 minutes ago."
+    assert found.text == "Continues Best cat from step 400 of 1600, saved 12 minutes ago."
     assert (found.kind, found.run, found.state) == ("continue", run.path, run.state / "000400")
     same = trainer(again)
     assert same.run is not None and (same.run.path, same.state) == (found.run, found.state)
 
 
 def test_other_settings_are_named_and_start_a_new_run(tmp_path: Path) -> None:
-    run = made(tmp_path, options(tmp_path), (400,))
+    made(tmp_path, options(tmp_path), (400,))
     other = options(tmp_path, learning_rate=0.0003)
     found = resuming.outlook(other, idle)
     assert found.kind == "new" and trainer(other).run is None
-    assert found.notes == (f"{run.name} has the same name, but not the same settings: learning_rate: 0.0001, now 0.0003.",)
+    assert found.notes == ("The earlier run cat has other settings: learning_rate: 0.0001, now 0.0003.",)
 
 
 def test_other_images_are_another_run(tmp_path: Path) -> None:
@@ -113,7 +114,8 @@ def test_a_finished_run_is_not_started_again_and_longer_ones_go_on(tmp_path: Pat
     (run.path / "cat.safetensors").write_bytes(b"x")
     run.log(RunFinished(step=1600))
     found = resuming.outlook(options(tmp_path), idle)
-    assert found.kind == "finished" and "is finished already (1600 steps)" in found.text and not found.starts
+    assert found.kind == "finished" and found.text.startswith("cat is finished already (1600 steps).") and not found.starts
+    assert "open it or to train again" in found.text and "resume" not in found.text
     assert trainer(options(tmp_path)).finished
     longer = resuming.outlook(options(tmp_path, max_train_steps=2000), idle)
     assert longer.kind == "continue" and "step 1600 of 2000" in longer.text
@@ -132,7 +134,8 @@ def test_a_run_that_is_at_work_is_left_alone(tmp_path: Path) -> None:
     run = made(tmp_path, options(tmp_path), (400,))
     for state, says in (("running", "is at work"), ("queued", "waits in the queue")):
         found = resuming.outlook(options(tmp_path), lambda path, state=state: state if path == run.path else "")
-        assert found.kind == "busy" and f"{run.name} {says}" in found.text and not found.starts
+        assert found.kind == "busy" and found.text.startswith(f"cat {says}.") and not found.starts
+        assert "open it or to train again" in found.text and "resume" not in found.text
 
 
 def test_epochs_take_the_number_of_steps_from_the_log(tmp_path: Path) -> None:
@@ -208,11 +211,8 @@ def test_a_run_of_another_kind_or_with_a_damaged_config_is_no_hindrance(tmp_path
     damaged.config.write_text("not toml [")
     found = resuming.outlook(options(tmp_path), idle)
     assert found.kind == "new" and "config.toml is not one of this version" in found.notes[0]
-    full = made(tmp_path, flat.build(RUNS["sdxl", "full"], {**BASE, "output_dir": str(tmp_path)}), (100,))
-    assert (
-        f"{full.name} has the same name, but not the same settings: it is a run of sdxl_train.py."
-        in resuming.outlook(options(tmp_path), idle).notes
-    )
+    made(tmp_path, flat.build(RUNS["sdxl", "full"], {**BASE, "output_dir": str(tmp_path)}), (100,))
+    assert "The earlier run cat has other settings: it is a run of sdxl_train.py." in resuming.outlook(options(tmp_path), idle).notes
 
 
 # --- the Start button -----------------------------------------------------------------------------------------------
@@ -247,9 +247,10 @@ def test_start_does_what_was_foreseen(tab: train.TrainTab, few: dict[str, object
     output = tab.context.output_dir
     run = made(output, options(output, **few), (400,))
     page = on_page(options(output, **few))
-    assert tab.foresight(page[0])["text"] == f"Continues {run.name} from step 400 of 1600, saved 12 minutes ago."
+    assert tab.foresight(page[0])["text"] == "Continues cat from step 400 of 1600, saved 12 minutes ago."
     said, job = tab.start(page)
-    assert job is not None and job.path == run.path and said["note"].startswith(f"Continues {run.name} from step 400")
+    assert job is not None and job.path == run.path
+    assert said["note"].startswith("Continues cat from step 400") and said["note"].endswith("cat has started.")
     assert tab.foresight(page[0])["kind"] == "busy"
     refused, none = tab.start(page)
     assert none is None and [problem["option"] for problem in refused["problems"]] == ["resume"]

@@ -224,12 +224,12 @@ def test_the_demo_a_second_time_can_be_opened_or_trained_again_and_a_start_is_fo
         page.locator("#kl-start").click()
         wrong = page.locator(".kl-problems")
         expect(wrong).to_contain_text("finished already")
-        wrong.get_by_role("button", name="Open it").click()
+        wrong.get_by_role("button", name="Open it", exact=True).click()
         expect(page.locator("#kl-runs .kr-title")).to_have_text(of.output.output_name)
         expect(page).to_have_url(re.compile(f"#run={done.name}$"))
         page.go_back()
         # The one device has a run already, so what is started waits.
-        wrong.get_by_role("button", name="Train again").click()
+        wrong.get_by_role("button", name="Train again", exact=True).click()
         expect(page.locator(".kl-answer")).to_contain_text("waits for a free device")
         expect(page.locator("#kl-live .kr-badge")).to_have_text("Waiting")
         expect(wrong.or_(page.locator(".kl-output")).locator("visible=true")).to_have_count(0)
@@ -500,7 +500,7 @@ def test_a_studio_killed_and_started_again_loses_nothing(place: Any, studios: Ca
         expect(page.locator("#kl-live .kr-title")).to_have_text("elsewhere")
         expect(page.locator("#kl-live .kr-badge")).to_have_text("Running")
         page.locator("#kl-stop").click()
-        expect(page.locator(".kl-answer")).to_contain_text(f"{elsewhere.name} was asked to stop")
+        expect(page.locator(".kl-answer")).to_contain_text("elsewhere was asked to stop")
     finally:
         supervisor.stop(elsewhere, grace_seconds=0)
 

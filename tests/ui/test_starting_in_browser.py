@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from kohya_like import desk
 from sd_scripts.runs.events import RunFinished
 from tests.ui import fake_nvml
 from tests.ui.conftest import WIDTHS_AND_THEMES
@@ -134,17 +135,20 @@ def test_several_gpus_are_chosen_by_name_and_machines_asked_for_their_address_an
 
 def test_what_will_be_resumed_is_told_while_the_form_changes(place: Any, visit: Callable[..., Any]) -> None:
     run = made(place.output_dir, options(place.output_dir), (200, 400))
+    desk.say(run.path, {"label": {"before": "", "after": "Best cat"}})
     page = visit(place.url).page
     beside = page.locator(".kl-foresight .kl-foreseen")
     fill(page, output_name="cat", max_train_steps="1600")
-    expect(beside).to_have_text(f"Continues {run.name} from step 400 of 1600, saved 12 minutes ago.")
+    expect(beside).to_have_text("Continues Best cat from step 400 of 1600, saved 12 minutes ago.")
     page.locator("#kl-learning_rate").fill("0.0003")
     expect(beside).to_have_text("Starts a new run from the first step.")
     part = open_section(page)
-    expect(part).to_contain_text("not the same settings: learning_rate: 0.0001, now 0.0003.")
+    expect(part).to_contain_text("Best cat has other settings: learning_rate: 0.0001, now 0.0003.")
     choice = part.get_by_label("Resume", exact=True)
+    # The states stand under the run as lists name it.
+    assert "Best cat · " in (choice.locator("optgroup").first.get_attribute("label") or "")
     choice.select_option(label="step 200, saved 12 minutes ago")
-    expect(beside).to_have_text(f"Starts a new run from step 200 of {run.name}, saved 12 minutes ago.")
+    expect(beside).to_have_text("Starts a new run from step 200 of Best cat, saved 12 minutes ago.")
     expect(part).to_contain_text("It was trained with other settings (learning_rate: 0.0001, now 0.0003)")
     words = command(page)
     assert f'resume = "{run.state / "000200"}"' in Path(words[-1]).read_text()
@@ -153,7 +157,7 @@ def test_what_will_be_resumed_is_told_while_the_form_changes(place: Any, visit: 
     expect(beside).to_contain_text("no saved state of step 300; it has the steps 200, 400")
     choice.select_option("none")
     expect(page.locator("#kl-resume")).to_be_hidden()
-    expect(beside).to_have_text("Starts a new run from the first step, because resume is none.")
+    expect(beside).to_have_text("Starts a new run from the first step, as Resume says.")
 
 
 def test_a_finished_run_is_not_started_again_by_mistake(place: Any, visit: Callable[..., Any]) -> None:

@@ -4,6 +4,7 @@
 import { t, translated } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { ask, post } from "../common/studio.js";
+import { runWords } from "../common/words.js";
 import { onChange, values } from "./settings.js";
 
 const TYPING_SECONDS = 0.6;
@@ -88,7 +89,7 @@ export function startPicker({ spec, node, body, label, write }) {
   text.removeAttribute("role");
 
   function show() {
-    const groups = [...new Set(foreseen.offers.map((offer) => offer.run))].map((run) => make("optgroup", { label: run },
+    const groups = [...new Set(foreseen.offers.map((offer) => offer.run))].map((run) => make("optgroup", { label: runWords(run, foreseen.offers.find((offer) => offer.run === run).called) },
       ...foreseen.offers.filter((offer) => offer.run === run).map((offer) => make("option", { value: offer.path, text: t`step ${offer.step}, saved ${translated(offer.saved)}` }))));
     picker.replaceChildren(...Object.entries(WORDS).map(([value, words]) => make("option", { value, text: words })), ...groups,
       make("option", { value: "?", text: t`a step or a folder, written below` }));
