@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sd_scripts.runs.safetensors_header import digest_of
+from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.generate import FAMILIES, samples_of
@@ -527,9 +528,10 @@ def _with_strengths(given: Mapping[str, Any], strengths: Sequence[float], proble
 
 def _numbers(value: object, option: str, problems: list[Problem]) -> list[float]:
     found = []
-    for word in str(value or "").replace(";", " ").split():
+    words = flat.fractions(str(value or ""))
+    for word in words:
         try:
-            found.append(float(word.rstrip(",")))
+            found.append(float(flat.with_point(word) if len(words) > 1 else word))
         except ValueError:
             problems.append(Problem(option, f"{option}: {word!r} is not a number; write them with spaces between, such as 0.6 0.8 1"))
     return list(dict.fromkeys(found))

@@ -92,7 +92,8 @@ def from_text(field: FlatField, text: Any) -> Any:
     if kind == "select":
         return next((choice for choice in field.choices if str(choice) == text), text or None if field.optional else text)
     if kind == "numbers":
-        return flat.numbers(field, text) or (None if field.optional else [])
+        parts = flat.numbers(field, text)
+        return [flat.with_point(part) for part in parts] if len(parts) > 1 else parts or (None if field.optional else [])
     if kind in ("size", "gpus"):
         parts = [part for part in _SEPARATORS.split(text.replace("x", ",") if kind == "size" else text) if part]
         return parts if parts or not field.optional else None
@@ -161,6 +162,7 @@ def specification(field: FlatField, family: str = "") -> dict[str, Any]:
         "ofFamily": field.section in ("model", "network") and field.show.kind in ("file", "folder"),
         "needs": [asdict(need) for need in field.show.conditions],
         "fold": field.show.fold,
+        "fractions": field.many and field.fractional,
     }
     return {key: value for key, value in spec.items() if value not in ("", [], False) or key == "default"}
 

@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -111,7 +110,11 @@ def read_axes(run: type[RunOptions], given: Mapping[str, object]) -> dict[str, t
             words = "is no option here" if name not in flat.fields(run) else "cannot be swept over"
             problems.append(Problem(name, f"{name} {words}; these can: {', '.join(known)}"))
             continue
-        values = [form.from_text(known[name], part) for part in re.split(r"[\s,;]+", str(text).strip()) if part]
+        parts = flat.numbers(known[name], str(text))
+        if len(parts) == 1 and "," in parts[0]:
+            problems.append(Problem(name, flat.one_or_two(name, parts[0])))
+            continue
+        values = [form.from_text(known[name], part) for part in parts]
         if not values:
             problems.append(Problem(name, f"{name}: give the values to try, with spaces between them"))
         read[name] = tuple(dict.fromkeys(_switch(value) if known[name].type is bool else value for value in values))

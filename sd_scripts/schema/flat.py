@@ -70,6 +70,11 @@ class FlatField:
         of = get_args(self.type)[0] if self.many and Ellipsis in get_args(self.type) else self.type
         return core_type(of) in (int, float)
 
+    @property
+    def fractional(self) -> bool:
+        """A number, or a list of numbers, that need not be whole."""
+        return self.numeric and core_type(get_args(self.type)[0] if self.many else self.type) is float
+
     @cached_property
     def reader(self) -> TypeAdapter[Any]:
         """Reads one value as the section does, but without the section's own validators."""
@@ -251,10 +256,18 @@ def with_point(text: str) -> str:
 
 
 def numbers(field: FlatField, text: str) -> list[str]:
-    """The numbers of a list, as a person parts them. 1,5 for a list of fractions may be one or two: it stays whole, and the schema asks."""
-    if field.numeric and core_type(get_args(field.type)[0]) is float and _DECIMAL_COMMA.fullmatch(text.strip()):
-        return [text.strip()]
-    return [part for part in re.split(r"[\s,]+", text) if part]
+    """The numbers of a list, as a person parts them."""
+    return fractions(text) if field.fractional else _parted(text)
+
+
+def fractions(text: str) -> list[str]:
+    """The numbers of a list of fractions: of `0,5 1` a comma is the decimal sign; `1,5` alone may be one or two, and stays whole."""
+    words = [word for word in (part.strip(",") for part in re.split(r"[\s;]+", text)) if word]
+    return words if all("," not in word or _DECIMAL_COMMA.fullmatch(word) for word in words) else _parted(text)
+
+
+def _parted(text: str) -> list[str]:
+    return [part for part in re.split(r"[\s,;]+", text) if part]
 
 
 def with_points(known: Mapping[str, FlatField], values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -269,6 +282,12 @@ def with_points(known: Mapping[str, FlatField], values: Mapping[str, Any]) -> tu
         notes += [f"{name}: {old} is read as {new}, with a decimal comma" for old, new in zip(items, taken, strict=True) if old != new]
         out[name] = taken if isinstance(value, list | tuple) else taken[0]
     return out, notes
+
+
+def one_or_two(name: str, value: str) -> str:
+    """What is asked about 1,5 in a list of fractions."""
+    shown, decimal, both = shortened(f'"{value}"'), value.replace(",", ".", 1), value.replace(",", " and ")
+    return f"{name}: {shown} may mean {decimal}, or the numbers {both}; write {decimal}, or a space between them"
 
 
 def _sentence(error: Mapping[str, Any], field: FlatField) -> str:
@@ -300,8 +319,7 @@ def _sentence(error: Mapping[str, Any], field: FlatField) -> str:
     if kind in ("int_parsing", "float_parsing") and isinstance(value, str) and "," in value:
         plain, decimal = value.replace(",", ""), value.replace(",", ".", 1)
         if field.many:
-            both = value.replace(",", " and ")
-            return f"{field.name}: {shown} may mean {decimal}, or the numbers {both}; write {decimal}, or a space between them"
+            return one_or_two(field.name, value)
         return f"{field.name}: {shown} may mean {plain} or {decimal}; write one of them, without a comma"
     if kind in number:
         return f"{field.name}: {shown} is not {number[kind]}" + (f" ({allowed} is allowed)" if allowed else "")

@@ -2,11 +2,16 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { same, withPoint } from "../../kohya_like/web/train/texts.js";
+import { same, withPoint, withPoints } from "../../kohya_like/web/train/texts.js";
 
 test("a decimal comma becomes a point, one that may part thousands stays", () => {
   const written = { "0,5": "0.5", " -1,25e-4 ": "-1.25e-4", ",5": ".5", "0,500": "0.500", "1,000": "1,000", "12,345": "12,345", "1,2,3": "1,2,3", "1.5": "1.5", "": "", abc: "abc" };
   for (const [text, point] of Object.entries(written)) assert.equal(withPoint(text), point);
+});
+
+test("between spaces a comma is a decimal sign", () => {
+  const written = { "0,5 1": "0.5 1", " 0,5; 1,25e-4, 2": "0.5 1.25e-4 2", "1,5": "1,5", "1,2,3 4": "1,2,3 4", "1, 2": "1, 2", "0.5 1": "0.5 1", "1,000 2": "1,000 2", "": "" };
+  for (const [text, points] of Object.entries(written)) assert.equal(withPoints(text), points);
 });
 
 test("texts mean the same as numbers where the option is one, and as words elsewhere", () => {

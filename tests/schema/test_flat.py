@@ -240,6 +240,10 @@ def test_a_comma_on_the_command_line_is_a_decimal_sign_and_is_told() -> None:
     }.items():
         with pytest.raises(OptionError, match=told):
             parse_cli(SdxlNetwork, [*argv(NEEDED), "--train_text_encoder", text])
+    for text in ("--text_encoder_lr=1,5e-5 2e-5", "--text_encoder_lr=1,5e-5, 2e-5"):
+        parted = parse_cli(SdxlNetwork, [*argv(NEEDED), "--train_text_encoder", text])
+        assert flatten(parted.options)["text_encoder_lr"] == (1.5e-5, 2e-5)
+        assert "text_encoder_lr: 1,5e-5 is read as 1.5e-5, with a decimal comma" in parted.notes
     both = parse_cli(SdxlNetwork, [*argv(NEEDED), "--train_text_encoder", "--text_encoder_lr=1e-4,0.5"])
     assert flatten(both.options)["text_encoder_lr"] == (1e-4, 0.5)
 

@@ -90,6 +90,10 @@ def test_columns_have_strengths_and_rows_have_seeds_and_all_that_is_wrong_is_sai
     ]
     assert [row.line for row in rows] == ["a cat --d 1", "a cat --d 5", "a cat --d 6", "a dog --d 8"]
     assert rows[-1].seed == 8
+    # With spaces between them a comma can only be the decimal sign; commas between points part.
+    for text in ("0,5 1", "0,5; 1", "0.5,1", "0.5, 1"):
+        columns, _rows = axes(asked(["one.safetensors"], strengths=text))
+        assert [column.strength for column in columns] == [None, 0.5, 1.0], text
     with pytest.raises(OptionError) as caught:
         axes(asked([], prompts="#", strengths="0,5", seeds="x 9-1"))
     said = [(problem.option, problem.message) for problem in caught.value.problems]

@@ -74,6 +74,14 @@ def test_a_comma_is_a_decimal_sign_unless_it_may_part_thousands(typed: str, mean
         flat.build(RUN, {**BASE, "network_alpha": value})
 
 
+def test_a_comma_in_a_list_with_spaces_between_is_a_decimal_sign_and_in_one_of_whole_numbers_parts() -> None:
+    fields = form.shown_fields(RUN)
+    assert form.from_text(fields["block_lr_weight"], "0,5 1") == ["0.5", "1"]
+    assert form.from_text(fields["block_lr_weight"], "0,5") == ["0,5"], "it may be two, and is asked about"
+    assert form.from_text(fields["additional_resolutions"], "512,640 768") == ["512", "640", "768"]
+    assert form.specification(fields["block_lr_weight"])["fractions"] and "fractions" not in form.specification(fields["block_dims"])
+
+
 @pytest.mark.parametrize(
     "name", ["safe\u202egnp", "a\u200bb", "a\x7fb", "a/b", ".a", "", "CON", "nul.v1", "com1", "a.", "a "], ids=lambda name: ascii(name)
 )

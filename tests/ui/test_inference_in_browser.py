@@ -169,6 +169,10 @@ def test_base_lora_and_checkpoints_of_a_run_stand_side_by_side_after_one_click(p
         error, buttons = (page.locator(name).bounding_box() for name in ("#kl-inf-seeds-error", ".kl-inf-go"))
         assert error and buttons and error["y"] > 0 and error["y"] + error["height"] <= buttons["y"], (size, error, buttons)
     page.locator("#kl-inf-seeds").fill("1-2")
+    # A decimal comma is shown as it is taken.
+    page.locator("#kl-inf-strengths").fill("1,0 1")
+    page.keyboard.press("Tab")
+    expect(page.locator("#kl-inf-strengths")).to_have_value("1.0 1")
     page.locator("#kl-inf-compare").click()
     grid = page.locator(".kl-compare")
     expect(grid.get_by_role("status")).to_contain_text("Complete · 8 of 8 images", timeout=PATIENCE)

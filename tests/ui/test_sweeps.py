@@ -43,11 +43,14 @@ def test_all_runs_of_a_sweep_together_take_at_most_three_times_the_steps_of_one(
 
 def test_what_cannot_be_swept_over_is_said_with_all_that_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(OptionError) as caught:
-        sweeps.read_axes(RUN, {"loss_type": "l1 l2", "nonsense": "1", "network_dim": " "})
+        sweeps.read_axes(RUN, {"loss_type": "l1 l2", "nonsense": "1", "network_dim": " ", "network_alpha": "1,5"})
     told = [str(problem) for problem in caught.value.problems]
     assert (
         "loss_type cannot be swept over" in told[0] and "nonsense is no option here" in told[1] and told[2].startswith("network_dim: give")
     )
+    assert told[3] == 'network_alpha: "1,5" may mean 1.5, or the numbers 1 and 5; write 1.5, or a space between them'
+    read = sweeps.read_axes(RUN, {"network_alpha": "0,5 1", "learning_rate": "1e-4,3e-4", "network_dim": "4,8"})
+    assert read == {"network_alpha": ("0.5", "1"), "learning_rate": ("1e-4", "3e-4"), "network_dim": ("4", "8")}
     with pytest.raises(OptionError, match="choose a setting"):
         sweeps.read_axes(RUN, {})
     base = options(tmp_path, max_train_steps=90)

@@ -4,6 +4,7 @@ import { makeField } from "../common/field.js";
 import { t } from "../common/language.js";
 import { make } from "../common/page.js";
 import { runWords } from "../common/words.js";
+import { withPoints } from "../train/texts.js";
 
 const MAX_CHECKPOINTS = 4; // of a run, chosen from the start
 const PROMPTS = { name: "prompts", label: t`Prompts`, control: "area", default: "", help: t`One a line; kohya's flags (--w --h --d --s --l --n) work in each. Empty takes the prompt above.` };
@@ -26,6 +27,12 @@ export function makeAxes({ known, draft, keep, mine, fold }) {
       keep();
     });
     return field;
+  });
+  // A decimal comma is shown as it is taken.
+  fields[1].node.addEventListener("change", () => {
+    draft.axes.strengths = withPoints(fields[1].read());
+    fields[1].set(draft.axes.strengths);
+    keep();
   });
   const grid = make("div", { class: "kl-grid" }, ...fields.map(({ root }) => root));
   const root = fold(t`What is compared`, make("div", { class: "kl-inf-checks" }, baseRow, chosenRow), runRow, list, grid);

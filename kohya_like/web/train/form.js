@@ -11,7 +11,7 @@ import {
   saveSoon, specsOf, tell, turn, wanted, mode, modeFor,
 } from "./settings.js";
 import { aboutBase, gpuPicker, startPicker } from "./starting.js";
-import { withPoint } from "./texts.js";
+import { withPoint, withPoints } from "./texts.js";
 import { makeUndo } from "./undo.js";
 
 export const views = new Map(); // group -> fieldset on the page
@@ -187,9 +187,9 @@ function drawControl(spec) {
   };
   node.addEventListener(isCheck || spec.control === "select" ? "change" : "input", () => edit(spec, read()));
   // A decimal comma is shown as it is taken; see form.py.
-  if (spec.control === "number") {
+  if (spec.control === "number" || spec.fractions) {
     node.addEventListener("change", () => {
-      const text = withPoint(node.value);
+      const text = spec.fractions ? withPoints(node.value) : withPoint(node.value);
       if (text === node.value) return;
       node.value = text;
       edit(spec, text);

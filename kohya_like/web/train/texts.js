@@ -6,6 +6,13 @@ const THOUSANDS = /^\s*[-+]?0*[1-9]\d*,\d{3}\s*$/;
 // A number with a decimal comma as one with a point. A comma that may part thousands stays, to be asked about.
 export const withPoint = (text) => (DECIMAL_COMMA.test(text) && !THOUSANDS.test(text) ? text.trim().replace(",", ".") : text);
 
+// The same of numbers with spaces between them. A single one with a comma may be two, and a list with commas alone stays one.
+export function withPoints(text) {
+  const words = text.split(/[\s;]+/).map((word) => word.replace(/^,+|,+$/g, "")).filter(Boolean);
+  const isRead = words.length > 1 && words.every((word) => !word.includes(",") || DECIMAL_COMMA.test(word)) && words.some((word) => withPoint(word) !== word);
+  return isRead ? words.map(withPoint).join(" ") : text;
+}
+
 /**
  * Whether two texts of an option mean the same.
  * @param {{ control: string }} spec

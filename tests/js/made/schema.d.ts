@@ -24,6 +24,7 @@ export interface Spec {
   basic?: boolean;
   optional?: boolean;
   required?: boolean;
+  fractions?: boolean;
   ofFamily?: boolean;
 }
 
