@@ -28,13 +28,11 @@ from sd_scripts.runs.safetensors_header import digest_of
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.files import write_atomically
-from sd_scripts.schema.generate import FAMILIES, samples_of
 from sd_scripts.schema.outside import json_of, read_as
-from sd_scripts.schema.prompts import OPTION, Defaults, read_prompts
 
 from . import votes
 from .files import entries, modified
-from .predict_routes import MODEL, Menu, order_of
+from .predict_routes import MODEL, Menu, order_of, prompt_problems
 from .predictions import Prediction, PredictionOrder, PredictionQueue
 
 logger = logging.getLogger(__name__)
@@ -47,7 +45,6 @@ MAX_COLUMNS = 24
 MAX_COMPARISONS = 100
 """So many are listed, the newest."""
 MAX_SEED = 2**63
-_ANY_SIZE = (512, 512)
 _OWN_SEED = re.compile(r"\s--d\s+(\d+)")
 _KEY = re.compile(r"[0-9a-f]{40}")
 
@@ -248,7 +245,7 @@ class Comparisons:
     def start(self, asked: Mapping[str, Any], session: str) -> str:
         """Begins a grid; its name. asked: `texts` and `images` as for one image, `columns` [{label, loras, varied, draw_with, is_base}],
         and the texts `prompts`, `strengths` and `seeds`. Raises OptionError with every problem."""
-        columns, rows = axes(asked)
+        columns, rows = axes(asked, self._menu)
         title = _words_of(rows[0].prompt)
         name = f"{datetime.now():%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:8]}"
         controls = order_of(self._menu, self._queue, _of_page(asked), session).controls
@@ -271,7 +268,7 @@ class Comparisons:
         """Draws what is missing, with the files as they are now. Raises KeyError, and OptionError for files that are gone."""
         with self._votes:
             told = self.told(name)
-            fresh = self._drawn(name, told, *axes(told["asked"]))
+            fresh = self._drawn(name, told, *axes(told["asked"], self._menu))
             # Votes are about the images that were there.
             kept = told.get("votes") if fresh["keys"] == told["keys"] else []
             self._write(name, {**told, "said": "", "votes": kept or [], **fresh})
@@ -448,14 +445,17 @@ def _of_page(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {"texts": shared, "images": asked.get("images") or []}
 
 
-def axes(asked: Mapping[str, Any]) -> tuple[list[Column], list[Row]]:
-    """Columns with their strengths, and rows with their seeds, that a page asks for. Raises OptionError with every problem."""
+def axes(asked: Mapping[str, Any], menu: Menu | None = None) -> tuple[list[Column], list[Row]]:
+    """Columns with their strengths, and rows with their seeds, that a page asks for. Raises OptionError with every problem; with a menu, of
+    the prompts' flags too."""
     problems: list[Problem] = []
     prompts = lines_of(asked.get("prompts"))
     if not prompts:
         problems.append(Problem("prompts", "prompts: there is none; write one a line"))
     texts = asked.get("texts")
-    problems += _problems_of(str(asked.get("prompts") or ""), str(texts.get("family") or "") if isinstance(texts, Mapping) else "")
+    if menu is not None and isinstance(texts, Mapping):
+        # A comment at the end: one line alone may be the name of a file.
+        problems += prompt_problems("prompts", f"{asked.get('prompts') or ''}\n#", str(texts.get("family") or ""), menu.roots)
     strengths = _numbers(asked.get("strengths"), "strengths", problems) or [1.0]
     seeds = _seeds(asked.get("seeds"), problems) or [1]
     columns = [each for given in _rows(asked.get("columns")) for each in _with_strengths(given, strengths, problems)]
@@ -485,20 +485,6 @@ def lines_of(value: object) -> list[str]:
 def _words_of(prompt: str) -> str:
     """A line of a list of prompts without its flags."""
     return prompt.partition(" --")[0]
-
-
-def _problems_of(prompts: str, family: str) -> list[Problem]:
-    """What is wrong with the flags of prompts, as far as it can be told without the model."""
-    # Of a model without a family its file tells which flags there are; whether a file is there is told by what may read it.
-    if family not in FAMILIES or " --ci " in prompts:
-        return []
-    # A comment at the end: one line alone may be the name of a file.
-    options = samples_of(family).model_construct(sample_prompts=f"{prompts}\n#")
-    try:
-        read_prompts(Defaults(options, _ANY_SIZE, 1, 0))
-    except OptionError as err:
-        return [Problem("prompts", one.message.replace(OPTION, "prompts", 1)) for one in err.problems]
-    return []
 
 
 def _with_strengths(given: Mapping[str, Any], strengths: Sequence[float], problems: list[Problem]) -> list[Column]:

@@ -264,12 +264,12 @@ def _checked(job: Job, text: object) -> RunOptions:
         raise OptionError(f"sample_prompts: {written} names a file; write the prompts themselves")
     after = options.model_copy(update={"samples": options.samples.model_copy(update={"sample_prompts": written})})
 
-    def specs(of: RunOptions) -> list[PromptSpec]:
-        # What sides are multiples of, the run knows.
-        return read_prompts(Defaults(of.samples, of.dataset.resolution, 1, of.training.seed))
+    def specs(of: RunOptions, grid: int) -> list[PromptSpec]:
+        return read_prompts(Defaults(of.samples, of.dataset.resolution, grid, of.training.seed))
 
-    known = {file for spec in specs(options) for file in spec.controls}
-    strange = [file for spec in specs(after) for file in spec.controls if file not in known]
+    # What a run has of its own is asked for its files alone.
+    known = {file for spec in specs(options, 1) for file in spec.controls}
+    strange = [file for spec in specs(after, options.model.grid) for file in spec.controls if file not in known]
     if strange:
         raise OptionError(
             f"sample_prompts: --ci {strange[0]} is no control image of this run; only those that its prompts name can be used"

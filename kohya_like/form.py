@@ -255,7 +255,7 @@ def outside(run: type[Options], values: Mapping[str, Any], roots: tuple[Path, ..
 def _names_a_place(field: FlatField, text: str) -> bool:
     if field.name == "resume":
         return text not in ("auto", "latest", "none") and not text.isdigit()
-    if field.name == "sample_prompts":
+    if field.name in ("sample_prompts", "prompt_list"):
         return "\n" not in text and text.lower().endswith(_PROMPT_FILES)
     if field.show.kind not in ("folder", "file") or text == "toy" or text.startswith("toy:"):
         return False

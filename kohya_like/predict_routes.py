@@ -25,10 +25,11 @@ from sd_scripts.families import FACTS, PREDICTS, bases
 from sd_scripts.runs import drawing
 from sd_scripts.schema import flat, toml_files
 from sd_scripts.schema.errors import OptionError, Problem, refuse
-from sd_scripts.schema.generate import FAMILIES, USUAL_PROMPT, GenerateOptions, generate_options
+from sd_scripts.schema.generate import FAMILIES, USUAL_PROMPT, GenerateOptions, generate_options, grid_of, samples_of
 from sd_scripts.schema.model import is_hub_id
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.predict import PredictOptions
+from sd_scripts.schema.prompts import OPTION, Defaults, controls_in, off_grid, read_prompts
 
 from . import answers, desk, files, foreign_images, form, gpu, memory
 from .answers import JsonAnswer, as_lines
@@ -58,6 +59,7 @@ DEVICES = ("transformer_device", "vae_device", "text_encoder_device")
 TOY = next((name for name, facts in FACTS.items() if facts.demo is not None), "")
 """The family whose built-in model is drawn with where nothing else is there."""
 THUMBNAIL_PIXELS = 256
+_ANY_SIZE = (512, 512)
 MAX_LORAS = 8
 MAX_VARIANTS = 12
 MAX_LISTED_FILES = 300
@@ -321,12 +323,37 @@ def order_of(menu: Menu, queue: PredictionQueue, asked: Mapping[str, Any], sessi
         options = flat.build(choice.kind, {name: value for name, value in checked.items() if value is not None})
     except OptionError as err:
         raise OptionError([*problems, *err.problems]) from err
+    if options.predict.size is not None:
+        problems += off_grid(options.predict.size, options.model.grid)
+    if prompt_list := str(texts.get("prompt_list") or ""):
+        problems += prompt_problems("prompt_list", prompt_list, choice.family, menu.roots)
     refuse(problems)
     request = {name: value for name, value in flat.changed(options).items() if name not in ("images", "out", "report")}
     if variants:
         request = {name: value for name, value in request.items() if name not in ("lora", "lora_weight")} | {"variants": variants}
     settings = {"texts": texts, "images": names, "loras": asked.get("loras") or [], "variants": asked.get("variants") or []}
     return PredictionOrder(request, controls, settings)
+
+
+def prompt_problems(option: str, text: str, family: str, roots: tuple[Path, ...] | None) -> list[Problem]:
+    """What is wrong with prompts in kohya's form, as far as it can be told without the model: flags, sizes, and control images."""
+    if family not in FAMILIES:
+        return []
+    problems: list[Problem] = []
+    for file in controls_in(text):
+        try:
+            files.confine(file, roots or ())
+        except OptionError as err:
+            problems += [Problem(option, f"{option}: --ci {one.message}") for one in err.problems]
+    if problems:
+        # Whether a file outside is there is nobody's business.
+        return problems
+    options = samples_of(family).model_construct(sample_prompts=text)
+    try:
+        read_prompts(Defaults(options, _ANY_SIZE, grid_of(family), 0))
+    except OptionError as err:
+        return [Problem(option, one.message.replace(OPTION, option, 1)) for one in err.problems]
+    return []
 
 
 def forecast_of(menu: Menu, queue: PredictionQueue, asked: Mapping[str, Any], session: str) -> GenerateOptions:

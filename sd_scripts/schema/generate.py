@@ -95,6 +95,12 @@ def samples_of(family: str) -> type[SampleOptions]:
     return found
 
 
+def grid_of(family: str) -> int:
+    """What the sides of a family's images are multiples of, in pixels."""
+    model: type[ModelOptions] = _of_runs(family, "model")
+    return model.grid
+
+
 def _of_runs(family: str, section: str) -> Any:
     run = next(run for (name, _), run in RUNS.items() if name == family)
     return run.model_fields[section].annotation

@@ -1,6 +1,7 @@
 """Preview prompts: kohya's text, TOML and JSON forms, and prompts typed in directly, as one list of complete requests."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ _OTHER_MODELS = {
     "rcfg": "CFG renormalisation",
     "fs": "flow shift",
 }
+_CONTROL = re.compile(r" --ci (.*?)(?= --|$)", re.MULTILINE)
 _ENDINGS = (".txt", ".toml", ".json")
 
 
@@ -101,6 +103,21 @@ def read_prompts(defaults: Defaults) -> list[PromptSpec]:
     specs = [_spec(entry, index, defaults, size, problems) for index, entry in enumerate(entries)]
     refuse(problems)
     return [spec for spec in specs if spec is not None]
+
+
+def controls_in(text: str) -> list[str]:
+    """The files that flags in kohya's text name."""
+    return [found.strip() for found in _CONTROL.findall(text)]
+
+
+def off_grid(size: tuple[int, int], grid: int) -> list[Problem]:
+    """What is wrong with the size of an image."""
+    if not any(side % grid for side in size):
+        return []
+    nearest = ",".join(str(_nearest(side, grid)) for side in size)
+    return [
+        Problem("size", f"size: {size[0]}x{size[1]} is off the model's grid; both sides are multiples of {grid}. The nearest is {nearest}")
+    ]
 
 
 def _problem(message: str) -> Problem:

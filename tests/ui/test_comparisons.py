@@ -98,16 +98,33 @@ def test_columns_have_strengths_and_rows_have_seeds_and_all_that_is_wrong_is_sai
         axes(asked([], prompts="#", strengths="0,5", seeds="x 9-1"))
     said = [(problem.option, problem.message) for problem in caught.value.problems]
     assert [option for option, _ in said] == ["prompts", "strengths", "seeds", "seeds"]
-    # What is wrong with a flag is said before anything is drawn, and kept nowhere.
-    with pytest.raises(OptionError) as caught:
-        axes(asked(["one.safetensors"], prompts="fine --s 4\na cat --d\na dog --w x --w 64"))
-    assert {problem.option for problem in caught.value.problems} == {"prompts"}
-    axes(asked(["one.safetensors"], prompts="a cat --ci /nowhere/at/all.png"))  # what may read it says so
-    assert "prompts: line 2: seed (--d) ''" in str(caught.value) and "line 3: --w stands twice" in str(caught.value)
     assert "'0,5' is not a number" in said[1][1] and "'9-1'" in said[3][1]
     for more, words in (({"columns": []}, "nothing to compare"), ({"seeds": "1-400"}, "more than 600")):
         with pytest.raises(OptionError, match=words):
             axes(asked(["one.safetensors"], **more))
+
+
+def test_a_grid_whose_prompts_cannot_be_drawn_is_not_begun(place: Place, files: list[str]) -> None:
+    (place.root / "there.png").write_bytes(b"x")
+    with pytest.raises(OptionError) as caught:
+        place.compared.start(asked(files, prompts="fine --s 4\na cat --d\na dog --w x --w 64\na fox --w 100"), ADA)
+    assert {problem.option for problem in caught.value.problems} == {"prompts"}
+    told = str(caught.value)
+    assert "prompts: line 2: seed (--d) ''" in told and "line 3: --w stands twice" in told
+    assert "prompts: line 4: width (--w) 100 is not a multiple of 8; the nearest are 96 and 104" in told
+    edits = {"texts": {"draw_with": "toy", "family": "kontext", "steps": "3"}}
+    for file, said in (
+        (place.root / "gone.png", "there is no file"),
+        ("/nowhere/at/all.png", "outside the folders"),
+        ("/etc/passwd", "outside"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            place.compared.start(asked(files, prompts=f"a cat --ci {place.root / 'there.png'} --ci {file}", **edits), ADA)
+    with pytest.raises(OptionError, match="takes no control images"):
+        place.compared.start(asked(files, prompts=f"a cat --ci {place.root / 'there.png'}"), ADA)
+    with pytest.raises(OptionError, match="size: 100x64 is off the model's grid"):
+        place.compared.start(asked(files) | {"texts": asked(files)["texts"] | {"size": "100,64"}}, ADA)
+    assert place.compared.listed() == [], "nothing is kept"
 
 
 def test_a_grid_is_drawn_in_the_background_and_what_another_one_has_is_not_drawn_again(place: Place, files: list[str]) -> None:

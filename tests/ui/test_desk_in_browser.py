@@ -68,7 +68,12 @@ def test_a_run_at_work_is_asked_to_save_wait_and_end_at_a_step(
         until(lambda: orders.other_prompts() == "a blue star\na house --d 4")
         page.get_by_role("button", name="Use these from now on").press("Enter")
         until(lambda: job.run.options().samples.sample_prompts == "a blue star\na house --d 4")
-        for wrong, sentence in (("/etc/passwd.txt", "names a file"), ("a star --ci /etc/x.png", "control image"), ("a --w huge", "--w")):
+        for wrong, sentence in (
+            ("/etc/passwd.txt", "names a file"),
+            ("a star --ci /etc/x.png", "control image"),
+            ("a --w huge", "--w"),
+            ("a --w 100", "multiple of 8"),
+        ):
             prompts.fill(wrong)
             with page.expect_response(lambda answer: answer.status == 409):
                 page.get_by_role("button", name="Use these from now on").press("Enter")

@@ -373,6 +373,13 @@ def test_an_order_carries_what_the_run_was_and_the_strengths_of_the_page(studio_
     wanted = {"prompt": "a dog", "steps": 3, "lora": (first.name,), "lora_weight": (0.5,), "family": "sdxl", "max_token_length": 150}
     assert wanted.items() <= made.request.items() and "draw_with" not in made.request and "prompt_list" not in made.request
     assert made.settings["texts"]["draw_with"] == first.name
+    for wrong, said in (
+        ({"size": "100,64"}, "size: 100x64 is off the model's grid"),
+        ({"prompt": "", "prompt_list": "a cat --w 100\na dog"}, r"prompt_list: line 1: width \(--w\) 100 is not a multiple of 8"),
+        ({"prompt": "", "prompt_list": "/etc/prompts.txt"}, "prompt_list: /etc/prompts.txt is outside the folders"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            predict_routes.order_of(studio_menu, queue, {"texts": texts | wrong, "loras": []}, ADA)
     # Without a prompt it is asked for those of its previews.
     empty = predict_routes.order_of(studio_menu, queue, {"texts": {**texts, "prompt": ""}, "loras": []}, ADA)
     assert empty.request["prompt_list"].startswith("a red star --d 5") and "lora" not in empty.request

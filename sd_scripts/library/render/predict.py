@@ -26,7 +26,7 @@ from sd_scripts.library.memory.swapping import BlockSwap
 from sd_scripts.schema.errors import OptionError, Problem, refuse
 from sd_scripts.schema.generate import samples_of
 from sd_scripts.schema.predict import PredictOptions
-from sd_scripts.schema.prompts import OPTION, Defaults, read_prompts
+from sd_scripts.schema.prompts import OPTION, Defaults, off_grid, read_prompts
 
 from .predicting.adapters import Adapters, adapter_file
 from .predicting.memory import give_back
@@ -261,7 +261,7 @@ class Predictor:
         """What is wrong with a request for this model, apart from its files."""
         problems = [] if request.prompt_list else self._control_problems(len(request.images))
         if request.size is not None:
-            problems += size_problems(request.size, self.family.grid)
+            problems += off_grid(request.size, self.family.grid)
         return problems
 
 
@@ -304,7 +304,7 @@ def check_without_model(request: Request, grid: int, others: Sequence[Sequence[s
     for text in (request.prompt, request.negative_prompt or "", request.prompt_list):
         tried(problems, partial(drawn, text, request.wildcard_dir, 0, ""))
     if request.size is not None:
-        problems += size_problems(request.size, grid)
+        problems += off_grid(request.size, grid)
     refuse(problems)
 
 
@@ -330,13 +330,3 @@ def read_images(given: Sequence[Image.Image | str | Path]) -> list[Image.Image]:
     ]
     refuse(problems)
     return [image for image in found if image is not None]
-
-
-def size_problems(size: tuple[int, int], grid: int) -> list[Problem]:
-    """What is wrong with the size of an image."""
-    if not any(side % grid for side in size):
-        return []
-    nearest = ",".join(str(max(grid, round(side / grid) * grid)) for side in size)
-    return [
-        Problem("size", f"size: {size[0]}x{size[1]} is off the model's grid; both sides are multiples of {grid}. The nearest is {nearest}")
-    ]
