@@ -4,13 +4,22 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { few, heat, over, pieces, powerLimit } from "../../kohya_like/web/runs/gpus.js";
 import { pairOf, rowsOf, when } from "../../kohya_like/web/runs/matrix.js";
-import { promptsOf } from "../../kohya_like/web/runs/previews.js";
+import { askedFor, promptsOf } from "../../kohya_like/web/runs/previews.js";
 import { partsOf } from "../../kohya_like/web/runs/times.js";
 
 test("a prompt that took the place of another has previews of its own", () => {
   const drawn = (step, index, prompt) => ({ step, index, prompt });
   const samples = [drawn(0, 0, "a star"), drawn(0, 1, "a moon"), drawn(50, 0, "a sun"), drawn(50, 1, "a moon")];
   assert.deepEqual(promptsOf(samples).map(({ prompt, step }) => [prompt, step]), [["a sun", 50], ["a star", 0], ["a moon", 50]]);
+});
+
+test("an image that somebody has asked for is found by its prompt, also where one of the same prompt was there", () => {
+  const drawn = (file, prompt, time) => ({ file, prompt, time });
+  const before = [drawn("0-0", "a star", 1), drawn("0-1", "a moon", 2)];
+  assert.equal(askedFor(before, before, "a star"), undefined);
+  const after = [...before, drawn("5-0", "a star", 3), drawn("5-2", "a sun", 4)];
+  assert.equal(askedFor(after, before, "# new\n a sun --w 64\na house").file, "5-2");
+  assert.equal(askedFor(after, before, "a star --d 4").file, "5-0");
 });
 
 test("what is in no part of a step is the rest, and never below 0", () => {

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Page, expect
 
 from kohya_like import desk, monitor
 from kohya_like.supervisor import JobSupervisor
+from sd_scripts.runs.events import Previewed
 from sd_scripts.runs.orders import Asked
 from sd_scripts.runs.rundir import RunDirectory
 from tests.ui.on_screen import Eyes
@@ -80,7 +82,20 @@ def test_a_run_at_work_is_asked_to_save_wait_and_end_at_a_step(
             expect(page.locator(f"{RUNS} .kr-desk [role=alert]")).to_contain_text(sentence)
             expect(prompts).to_have_value(wrong)
         prompts.fill("a blue star")
+        job.run.samples.mkdir(exist_ok=True)
+
+        def draw(step: int, index: int, prompt: str) -> None:
+            file = job.run.samples / f"busy-{step:06d}-{index:02d}.png"
+            Image.new("RGB", (64, 64)).save(file)
+            job.run.log(Previewed(step=step, index=index, file=str(file), prompt=prompt))
+
+        draw(1, 0, "a star")
+        shown = page.locator(f"{RUNS} .kr-previews .kr-caption")
+        expect(shown).to_have_text(re.compile("a star|a plain colour"))
         page.get_by_role("button", name="Sample these once").press("Enter")
+        # What was asked for is what is looked at.
+        draw(2, 9, "a blue star")
+        expect(shown).to_have_text("a blue star")
         expect(page.locator(f"{RUNS} .kr-desk [role=alert]")).to_have_count(0)
         assert job.run.options().samples.sample_prompts == "a blue star\na house --d 4"
         looked_quietly(visited)

@@ -105,8 +105,12 @@ export function makeDesk(view, root) {
   // Other prompts than those of the run: once, or from now on.
   function otherPrompts() {
     const written = () => root.querySelector("#kl-run-prompts").value;
+    const order = (what, sentence) => {
+      view.previews.wait(written());
+      ask({ what, text: written() }, sentence);
+    };
     const start = run.asked.prompts.includes("\n") || !/\.(txt|toml|json)$/i.test(run.asked.prompts) ? run.asked.prompts : "";
-    const button = (words, what, sentence) => html`<button type="button" class="kr-button" onClick=${() => ask({ what, text: written() }, sentence)}>${words}</button>`;
+    const button = (words, what, sentence) => html`<button type="button" class="kr-button" onClick=${() => order(what, sentence)}>${words}</button>`;
     return html`<details class="kr-fold"><summary>${t`Prompts`}</summary><label for="kl-run-prompts">${t`One a line, with flags such as --w --h --d`}</label>
       <textarea id="kl-run-prompts" class="kr-filter" rows="4" maxlength="20000" spellcheck="false" defaultValue=${start}></textarea>
       <div class="kr-actions">${button(t`Sample these once`, "sample", t`It draws these prompts after the present step, once.`)}

@@ -12,10 +12,18 @@ export function promptsOf(samples) {
   return [...newest.values()].sort((one, other) => one.index - other.index || other.step - one.step);
 }
 
+// The sample that somebody has asked for with these prompts, one a line, or undefined. before: the samples that were there then.
+export function askedFor(samples, before, prompts) {
+  const words = new Set(prompts.split("\n").map((line) => line.trim().split(" --")[0].trim()));
+  const known = new Set(before.map((sample) => `${sample.file} ${sample.time}`));
+  return samples.find((sample) => words.has(sample.prompt) && !known.has(`${sample.file} ${sample.time}`));
+}
+
 export class Previews {
   constructor(compact) {
     this.compact = compact;
     this.samples = [];
+    this.awaited = null; // the prompts that somebody has asked for, and the samples before
     this.key = ""; // of the chosen prompt, empty for the first
     this.step = null; // null follows the newest
     this.strip = make("div", { class: "kr-strip", role: "group", "aria-label": t`Prompts` });
@@ -43,6 +51,7 @@ export class Previews {
   }
 
   reset() {
+    this.awaited = null;
     this.samples = [];
     this.step = null;
     this.key = "";
@@ -52,8 +61,19 @@ export class Previews {
   update(run, samples) {
     this.run = run;
     this.samples = samples;
+    const found = this.awaited && askedFor(samples, this.awaited.before, this.awaited.prompts);
+    if (found) {
+      this.key = keyOf(found);
+      this.step = null;
+      this.awaited = null;
+    }
     this.root.hidden = samples.length === 0;
     if (samples.length) this.show();
+  }
+
+  // The first image of these prompts is shown as soon as it is there.
+  wait(prompts) {
+    this.awaited = { prompts, before: this.samples };
   }
 
   url(sample, size) {
