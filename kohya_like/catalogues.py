@@ -29,13 +29,14 @@ def compiled(path: Path) -> bytes:
         own = words.get("msgstr", [""])
         if not all(own) or words["msgid"] == [""]:
             continue
-        for kind in {"page" if place.endswith(".js") else "said" for place in places}:
+        for kind in {"page" if place.endswith(".js") else "said" for place in places or ["schema"]}:
             texts[kind][words["msgid"][0]] = own if "msgid_plural" in words else own[0]
     return json.dumps(texts, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
 
 
 def _entry(text: str) -> tuple[list[str], dict[str, list[str]]]:
-    # The places of one entry of a .po, and its texts by what they are. A text may go over lines, each a quoted piece of it.
+    # The places of one entry of a .po (none: of the schema alone), and its texts by what they are. A text may go over lines, each a quoted
+    # piece of it.
     places: list[str] = []
     words: dict[str, list[str]] = {}
     name = ""

@@ -280,9 +280,10 @@ def renewed(language: str) -> Catalog:
 def written(catalog: Catalog) -> bytes:
     stream = io.BytesIO()
     write_po(stream, catalog, width=0, include_lineno=False, omit_header=False)
-    # What changes with every run of babel, and what it finds anew in each text: 29 kB of every language.
+    # What changes with every run of babel, and what it finds anew in each text: 29 kB of every language. A text of the schema alone,
+    # which is every other one, has no place.
     lines = stream.getvalue().replace(b", python-brace-format", b"").splitlines(keepends=True)
-    needless = re.compile(rb'"(POT|PO|Generated|Project|Report|Last|Language-Team)[\w-]*: |#$')
+    needless = re.compile(rb'"(POT|PO|Generated|Project|Report|Last|Language-Team)[\w-]*: |#$|#: schema$')
     return b"".join(line for line in lines if not needless.match(line))
 
 
