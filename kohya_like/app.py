@@ -37,6 +37,7 @@ from .context import Context
 from .data_room import routes as data_room
 from .guard import Guard
 from .inference import WorkerBackend
+from .kept import Kept
 from .predictions import PredictionQueue
 from .supervisor import JobSupervisor
 from .tabs import data as data_tab
@@ -190,7 +191,13 @@ def serve(demo: gr.Blocks, routes: list[Route], token: str, server: Server) -> t
     if not trust_proxy:
         # Read by uvicorn, which otherwise takes a local client's word for its address.
         os.environ["FORWARDED_ALLOW_IPS"] = ""
-    app_kwargs: dict[str, Any] = {"routes": routes, "middleware": [guard], "docs_url": None, "redoc_url": None, "openapi_url": None}
+    app_kwargs: dict[str, Any] = {
+        "routes": routes,
+        "middleware": [guard, Middleware(Kept)],
+        "docs_url": None,
+        "redoc_url": None,
+        "openapi_url": None,
+    }
     # Gradio looks for orders a thousand times a second and for progress a hundred times, which takes a twelfth of a core day and night.
     # Of ours, only a check of a data set goes through its queue.
     demo._queue.sleep_when_free, demo._queue.progress_update_sleep_when_free = 0.1, 0.1
@@ -213,6 +220,6 @@ def serve(demo: gr.Blocks, routes: list[Route], token: str, server: Server) -> t
         prevent_thread_lock=True,
     )
     # Gradio puts its own middleware around ours, and its CORS one answers preflights for any origin before the guard hears of them.
-    demo.app.user_middleware.sort(key=lambda item: item.cls is not Guard)
+    demo.app.user_middleware.sort(key=lambda item: (item.cls is not Guard, item.cls is not Kept))
     demo.app.middleware_stack = demo.app.build_middleware_stack()
     return demo, local, public

@@ -1,7 +1,7 @@
 """The page's own files, which lie in web/, and the places on the page that they draw.
 
-A module imports others by their place beside it. The digest of all of them is a folder in their addresses, so that a browser keeps each
-until one of them changes, and never mixes two versions.
+A module imports others by their place beside it, and is sent with them; see packing.py. The digest of all of them is a folder in their
+addresses, so that a browser keeps each until one of them changes, and never mixes two versions.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from . import form
+from . import form, packing
 from .catalogues import catalogues, compiled
 
 WEB = Path(__file__).resolve().parent / "web"
 PLACE = "/kl/web/"
+FIRST_LIBRARIES = ("vendor/preact/preact.module.js", "vendor/htm/htm.module.js")
 
 
 @cache
@@ -50,7 +51,14 @@ def folder() -> str:
 
 
 def _content(name: str) -> bytes:
-    return modules()[name] if name in modules() else compiled(catalogues()[name])
+    if name in catalogues():
+        return compiled(catalogues()[name])
+    return modules()[name] if name.startswith(packing.VENDOR) else packing.packed(_texts(), name, folder()).encode()
+
+
+@cache
+def _texts() -> dict[str, str]:
+    return {name: content.decode() for name, content in modules().items() if not name.startswith(packing.VENDOR)}
 
 
 @cache
@@ -75,11 +83,8 @@ def route() -> Route:
 
 
 def head() -> str:
-    """Tags that let the browser fetch modules at once, before it has read which imports which. uPlot waits for a plot, the Generate tab for
-    somebody who opens it, and so does what opens over the page."""
-    later = "vendor/uplot/ inference/ picking/ guide/ data/ palette/ runs/compare runs/notices runs/sweep. train/sweep.".split()
-    first = (name for name in modules() if not name.startswith(tuple(later)))
-    return "".join(f'<link rel="modulepreload" href="{folder()}{name}">' for name in first)
+    """Tags that let the browser fetch at once what it needs first, before it has read which imports which."""
+    return "".join(f'<link rel="modulepreload" href="{folder()}{name}">' for name in (packing.FIRST, *FIRST_LIBRARIES))
 
 
 def style_sheet() -> str:
@@ -112,7 +117,7 @@ def part(name: str, value: Any = None, events: tuple[str, ...] = (), look: str =
     """
     # Gradio learns the names of own events from the quoted words in this text, of which it makes a function. Chromium keeps functions that
     # are made of the same text over pages, with the place that they import from: a studio at another port would ask the one before.
-    entry = f"location.origin + {json.dumps(folder() + 'main.js')}"
+    entry = f"location.origin + {json.dumps(folder() + packing.FIRST)}"
     given = f"{json.dumps(name)}, element, props, trigger, watch, {json.dumps(events)}"
     return gr.HTML(
         value,

@@ -193,7 +193,7 @@ def test_the_rows_of_choices_work_with_the_arrow_keys_and_show_where_the_focus_i
     page.keyboard.press("Tab")
     page.keyboard.press("ArrowRight")
     expect(page.locator("#kl-mode-dreambooth")).to_be_checked()
-    assert in_module(page, "train/settings.js", "it.run") == "sd/full"
+    assert in_module(page, "train/settings.js", "it.current.run") == "sd/full"
     expect(page.locator("#kl-mode-about")).to_contain_text("one subject")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
@@ -206,7 +206,7 @@ def test_a_family_without_the_chosen_way_brings_its_own_and_knows_control_images
     expect(page.locator("#kl-mode-dreambooth")).to_be_disabled()
     absent = "From nothing is for Small DDPM, Style transfer. Not for Qwen-Image-Edit: DreamBooth, Fine-tuning."
     expect(page.locator("#kl-mode-about")).to_contain_text(absent)
-    assert in_module(page, "train/settings.js", "it.run") == "qwen_edit/network"
+    assert in_module(page, "train/settings.js", "it.current.run") == "qwen_edit/network"
     page.locator("#kl-prompt-0").fill("make it red --ci a.png --ci b.png")
     page.locator("#kl-prompt-0").press("Enter")
     page.locator(".kl-prompt-more summary").first.click()

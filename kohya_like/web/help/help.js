@@ -5,7 +5,7 @@ import { shownDefault } from "../common/field.js";
 import { listed, t, translated } from "../common/language.js";
 import { make, rich } from "../common/page.js";
 import { plural } from "../common/words.js";
-import { groupsOf, onChange, run, specsOf } from "../train/settings.js";
+import { current, groupsOf, onChange, specsOf } from "../train/settings.js";
 
 // Terms stand between asterisks, names between backticks.
 const marked = (text) => text.split("*").flatMap((piece, index) => (index % 2 ? [make("strong", { text: piece })] : rich(piece)));
@@ -54,8 +54,8 @@ export function reference({ root }) {
   }
 
   function draw() {
-    if (drawn === run) return;
-    drawn = run;
+    if (drawn === current.run) return;
+    drawn = current.run;
     entries = [];
     heading.textContent = t`Options of ${schema.runs[drawn].label}`;
     sections = groupsOf(drawn).map(({ title, blocks }) =>

@@ -7,7 +7,7 @@ import { ask } from "../common/studio.js";
 import { openDialog } from "../picking/dialog.js";
 import { nameOf, stateWords } from "../runs/run.js";
 import { goTo } from "../train/form.js";
-import { fieldsOf, run } from "../train/settings.js";
+import { current, fieldsOf } from "../train/settings.js";
 import { found } from "./finding.js";
 
 let isOpen = false;
@@ -22,7 +22,7 @@ function offered() {
   const buttons = findAll(document, ".gradio-container button:not([role=tab]), .gradio-container a.kr-button").filter((node) => isSeen(node) && !node.closest("dialog"));
   const actions = new Map(buttons.map((node) => [wordsOf(node), node]));
   actions.delete("");
-  const settings = tabs.length ? fieldsOf(run) : [];
+  const settings = tabs.length ? fieldsOf(current.run) : [];
   return [
     ...tabs.map((node) => ({ words: wordsOf(node), kind: t`tab`, go: () => node.click() })),
     ...[...actions].map(([words, node]) => ({ words, kind: t`button`, go: () => {

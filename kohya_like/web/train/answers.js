@@ -8,7 +8,7 @@ import { plural } from "../common/words.js";
 import { controls, fill, goTo, showMore, showProblem, views } from "./form.js";
 import { showImport, showQuestion } from "./imports.js";
 import { tellTo } from "./opening.js";
-import { fieldsOf, onChange, problems, run, values } from "./settings.js";
+import { current, fieldsOf, onChange, problems, values } from "./settings.js";
 import { foresee } from "./starting.js";
 
 export function answers({ root, props, watch }) {
@@ -27,7 +27,7 @@ export function answers({ root, props, watch }) {
     wrong.replaceChildren();
     wrong.hidden = found.length === 0;
     problems.clear();
-    const known = new Set(fieldsOf(run).map((spec) => spec.name));
+    const known = new Set(fieldsOf(current.run).map((spec) => spec.name));
     const items = found.map(({ option, message, run: about }) => {
       if (!known.has(option)) return make("li", {}, make("span", { text: translated(message) }));
       problems.set(option, [...(problems.get(option) || []), message]);
@@ -52,7 +52,7 @@ export function answers({ root, props, watch }) {
   // What somebody may want whose settings a run has already.
   function furtherActions(name) {
     const again = () => {
-      fill(run, { ...values().values, resume: "none" });
+      fill(current.run, { ...values().values, resume: "none" });
       document.getElementById("kl-start").click();
     };
     return [make("button", { type: "button", class: "kl-button", text: t`Open it`, onclick: () => address.open(name) }),

@@ -7,8 +7,8 @@ import { find, findAll, make, rich, say } from "../common/page.js";
 import { plural } from "../common/words.js";
 import { promptRows } from "./prompts.js";
 import {
-  blocksIn, carry, condition, defaults, drafts, fieldsIn, fieldsOf, hindrance, isChanged, isGuest, isIdle, isShown, keyOf, needed, overruling, ownerOf, problems, run, save,
-  saveSoon, specsOf, tell, turn, wanted, mode, modeFor,
+  blocksIn, carry, condition, current, defaults, drafts, fieldsIn, fieldsOf, hindrance, isChanged, isGuest, isIdle, isShown, keyOf, needed, overruling, ownerOf, problems, save,
+  saveSoon, specsOf, tell, turn, wanted, modeFor,
 } from "./settings.js";
 import { aboutBase, gpuPicker, startPicker } from "./starting.js";
 import { withPoint, withPoints } from "./texts.js";
@@ -23,11 +23,11 @@ const filter = { words: [], changed: false, opened: null };
 const special = { prompts: promptRows, start: startPicker, gpus: gpuPicker }; // kind of control -> how it is drawn
 
 function publish(view) {
-  view.props.value = { run, values: Object.fromEntries(fieldsIn(view.title).map((spec) => [spec.name, drafts[run][spec.name]])) };
+  view.props.value = { run: current.run, values: Object.fromEntries(fieldsIn(view.title).map((spec) => [spec.name, drafts[current.run][spec.name]])) };
 }
 
 function edit(spec, text) {
-  drafts[run][spec.name] = text;
+  drafts[current.run][spec.name] = text;
   const control = controls.get(spec.name);
   if (problems.delete(spec.name)) showProblem(spec.name);
   if (control) control.mark();
@@ -44,22 +44,22 @@ function edit(spec, text) {
 
 export function fill(key, texts) {
   if (!schema.runs[key]) return;
-  const other = key !== run;
+  const other = key !== current.run;
   const fresh = defaults(key);
   for (const spec of fieldsOf(key)) {
     const text = texts[spec.name];
     if (typeof text === typeof spec.default) fresh[spec.name] = text;
   }
   drafts[key] = fresh;
-  const before = mode;
+  const before = current.mode;
   turn(key, modeFor(key, fresh));
-  refresh(other || mode !== before);
+  refresh(other || current.mode !== before);
   save();
 }
 
 // The form as it was, with its kind of run and mode.
 function bringBack(key, chosen, texts) {
-  const redraw = key !== run || chosen !== mode;
+  const redraw = key !== current.run || chosen !== current.mode;
   drafts[key] = { ...texts };
   turn(key, chosen);
   refresh(redraw);
@@ -69,7 +69,7 @@ function bringBack(key, chosen, texts) {
 function refresh(redraw) {
   for (const view of views.values()) {
     if (redraw || view.isStale()) view.draw();
-    else for (const spec of view.specs) if (controls.has(spec.name)) controls.get(spec.name).set(drafts[run][spec.name]);
+    else for (const spec of view.specs) if (controls.has(spec.name)) controls.get(spec.name).set(drafts[current.run][spec.name]);
     publish(view);
     view.count();
   }
@@ -87,10 +87,10 @@ export function showMore() {
 export function choose(family, name) {
   // A family that has not the chosen mode brings its own first one.
   const has = (each) => Boolean(schema.runs[keyOf(family, each)]);
-  const next = schema.modes.find((each) => each.name === name && has(each)) || schema.modes.find(has) || mode;
+  const next = schema.modes.find((each) => each.name === name && has(each)) || schema.modes.find(has) || current.mode;
   const key = keyOf(family, next);
-  if (!schema.runs[key] || (key === run && next === mode)) return;
-  if (key !== run) carry(run, key);
+  if (!schema.runs[key] || (key === current.run && next === current.mode)) return;
+  if (key !== current.run) carry(current.run, key);
   turn(key, next);
   refresh(true);
   save();
@@ -99,8 +99,8 @@ export function choose(family, name) {
 // Images from the computer in front of somebody become a data set on the studio's, whose folder the form then has. given: what was dropped.
 export async function addImages(given = { entries: [], files: [] }) {
   const { gather } = await import("../picking/images.js");
-  gather(given, drafts[run][DATA], (folder) => {
-    edit(fieldsOf(run).find((spec) => spec.name === DATA), folder);
+  gather(given, drafts[current.run][DATA], (folder) => {
+    edit(fieldsOf(current.run).find((spec) => spec.name === DATA), folder);
     goTo(DATA);
     controls.get(DATA).set(folder);
   });
@@ -109,8 +109,8 @@ export async function addImages(given = { entries: [], files: [] }) {
 // A folder on the studio's computer becomes the form's data set; chosen() is called then.
 export async function chooseImages(chosen) {
   const { browse } = await import("../picking/browse.js");
-  const spec = fieldsOf(run).find((each) => each.name === DATA);
-  browse({ label: spec.label, option: DATA, kind: "folder", path: drafts[run][DATA] }, (folder) => {
+  const spec = fieldsOf(current.run).find((each) => each.name === DATA);
+  browse({ label: spec.label, option: DATA, kind: "folder", path: drafts[current.run][DATA] }, (folder) => {
     edit(spec, folder);
     controls.get(DATA)?.set(folder);
     chosen();
@@ -197,7 +197,7 @@ function drawControl(spec) {
   }
   controls.set(spec.name, control);
   if (special[spec.control]) control.editor = special[spec.control]({ spec, node, head, body, label, write: (text) => { node.value = text; edit(spec, text); } });
-  set(drafts[run][spec.name]);
+  set(drafts[current.run][spec.name]);
   return root;
 }
 
@@ -221,10 +221,10 @@ export function showProblem(name) {
 // Blocks of fields as they stand in an accordion: what the mode puts first, then section by section.
 function ordered(title) {
   const blocks = blocksIn(title).map(({ about, fields }) => ({ about, specs: specsOf({ fields }).filter(isShown) }));
-  const leading = mode.first.map((name) => blocks.flatMap((block) => block.specs).find((spec) => spec.name === name)).filter(Boolean);
+  const leading = current.mode.first.map((name) => blocks.flatMap((block) => block.specs).find((spec) => spec.name === name)).filter(Boolean);
   if (title === "Basics" || !leading.length) return blocks.filter((block) => block.specs.length);
   const rest = blocks.map(({ about, specs }) => ({ about, specs: specs.filter((spec) => !leading.includes(spec)) }));
-  return [{ about: translated(mode.title), specs: leading, leads: true }, ...rest].filter((block) => block.specs.length);
+  return [{ about: translated(current.mode.title), specs: leading, leads: true }, ...rest].filter((block) => block.specs.length);
 }
 
 // What is built of a view is noted in it: areas are {specs, more}, folds, which hide some of them, {specs, fold, count, opened}.
@@ -304,8 +304,8 @@ export function fieldset({ root, props, detail: title }) {
   }
 
   function draw() {
-    const wasOpen = drawn === `${run} ${mode.name}` && view.details && view.details.open;
-    drawn = `${run} ${mode.name}`;
+    const wasOpen = drawn === `${current.run} ${current.mode.name}` && view.details && view.details.open;
+    drawn = `${current.run} ${current.mode.name}`;
     // An option may stand in another group now, whose control is drawn already.
     for (const spec of view.specs) if (controls.has(spec.name) && root.contains(controls.get(spec.name).root)) controls.delete(spec.name);
     root.replaceChildren();
@@ -367,7 +367,7 @@ export function fieldset({ root, props, detail: title }) {
       hint.hidden = changed + wrong > 0;
     };
     root.append(view.details);
-    if (wasOpen || (mode.opens && blocks[0].leads)) {
+    if (wasOpen || (current.mode.opens && blocks[0].leads)) {
       view.build();
       view.details.open = true;
     }
@@ -385,7 +385,7 @@ function applyFilter() {
   const active = isSifting();
   if (active && !filter.opened) filter.opened = new Map([...views].map(([title, view]) => [title, Boolean(view.details && view.details.open)]));
   let total = 0;
-  const elsewhere = filter.words.length ? fieldsOf(run).filter((spec) => !isShown(spec) && ownerOf(spec) && matches(spec)) : [];
+  const elsewhere = filter.words.length ? fieldsOf(current.run).filter((spec) => !isShown(spec) && ownerOf(spec) && matches(spec)) : [];
   for (const view of views.values()) {
     const { title, specs } = view;
     const found = new Set(specs.filter((spec) => matches(spec)).map((spec) => spec.name));
@@ -444,7 +444,7 @@ export function toolbar({ root }) {
 }
 
 export function goTo(name) {
-  const spec = fieldsOf(run).find((item) => item.name === name);
+  const spec = fieldsOf(current.run).find((item) => item.name === name);
   const view = spec && views.get(spec.group);
   if (!view) return false;
   wanted.add(name);

@@ -7,7 +7,7 @@ import { plural } from "../common/words.js";
 import { addImages, fill, goTo } from "./form.js";
 import { openAs, openSettings } from "./opening.js";
 import { nameOfPasted } from "./pasted.js";
-import { fieldsOf, run, values } from "./settings.js";
+import { current, fieldsOf, values } from "./settings.js";
 
 const MAX_TEXT_BYTES = 1 << 20;
 const MAX_HEADER_BYTES = 16 << 20;
@@ -163,13 +163,13 @@ export function showImport(box, imported) {
       make("td", {}, make("div", { class: "kl-verdict", "data-verdict": row.verdict, text: translated(row.verdict) }), ...rich(translated(row.text))))));
   };
   search.addEventListener("input", sift);
-  const known = new Set(fieldsOf(run).map((spec) => spec.name));
+  const known = new Set(fieldsOf(current.run).map((spec) => spec.name));
   const wanting = missing.map(({ option, message }) => make("li", {}, known.has(option)
     ? make("button", { type: "button", class: "kl-link", text: translated(message), onclick: () => goTo(option) }) : make("span", { text: translated(message) })));
   const all = () => [`${name}: ${origin}, ${label}`, ...missing.map(({ message }) => `missing\t${message}`),
     ...shown().map((row) => [row.verdict, row.key, row.value, row.text].join("\t"))].join("\n");
   const goOn = make("button", { type: "button", class: "kl-button", text: t`Continue training this LoRA`, onclick: () => {
-    if (path) fill(run, { ...values().values, network_weights: path });
+    if (path) fill(current.run, { ...values().values, network_weights: path });
     goTo("network_weights");
   } });
   const close = make("button", { type: "button", class: "kl-quiet", text: t`Close`, "aria-label": t`Close the import report`, onclick: () => { box.hidden = true; document.getElementById("kl-load").focus(); } });

@@ -4,7 +4,7 @@
 import { show as showTab } from "../common/address.js";
 import { findAll } from "../common/page.js";
 import { post } from "../common/studio.js";
-import { run } from "./settings.js";
+import { current } from "./settings.js";
 
 let asked = {};
 let turn = 0;
@@ -36,7 +36,7 @@ export async function openSettings(what, note, more = {}) {
   say(note);
   try {
     // A file that describes data alone is for the run that is in the form.
-    asked = { ...(await what), form: { run } };
+    asked = { ...(await what), form: { run: current.run } };
     answer = await post("/kl/train/open", asked);
   } catch (error) {
     answer = { problems: [{ option: "", message: error.message }] };

@@ -8,24 +8,24 @@ import { store, stored } from "../common/stored.js";
 import { ask } from "../common/studio.js";
 import { addImages, choose, fill } from "./form.js";
 import { openSettings } from "./opening.js";
-import { drafts, familyOf, hasDraft, keyOf, onChange, run, mode } from "./settings.js";
+import { current, drafts, familyOf, hasDraft, keyOf, onChange } from "./settings.js";
 
 const FEW = 3; // families that a sentence names
 
 export function kinds({ root }) {
-  const family = () => familyOf(run);
-  const families = makeChoice(t`Model family`, "kl-family", Object.entries(schema.families), (name) => choose(name, mode.name));
+  const family = () => familyOf(current.run);
+  const families = makeChoice(t`Model family`, "kl-family", Object.entries(schema.families), (name) => choose(name, current.mode.name));
   const modes = makeChoice(t`What is trained`, "kl-mode", schema.modes.map(({ name, label }) => [name, label]), (name) => choose(family(), name));
   const about = make("p", { class: "kl-note", id: "kl-mode-about", role: "status" });
   const having = (each) => Object.entries(schema.families).filter(([name]) => schema.runs[keyOf(name, each)]).map(([, label]) => label);
   const show = () => {
     families.radios.get(family()).checked = true;
-    modes.radios.get(mode.name).checked = true;
+    modes.radios.get(current.mode.name).checked = true;
     const absent = schema.modes.filter((each) => !schema.runs[keyOf(family(), each)]);
     for (const each of schema.modes) modes.radios.get(each.name).disabled = absent.includes(each);
     // Where it is for nearly all, a list of families says nothing.
     const common = absent.filter((each) => having(each).length > FEW).map(({ label }) => label);
-    const words = [mode.about, ...absent.filter(({ label }) => !common.includes(label)).map((each) => t`${each.label} is for ${listed(having(each))}.`)];
+    const words = [current.mode.about, ...absent.filter(({ label }) => !common.includes(label)).map((each) => t`${each.label} is for ${listed(having(each))}.`)];
     if (common.length) words.push(t`Not for ${schema.families[family()]}: ${listed(common)}.`);
     say(about, joined(words));
   };
@@ -50,13 +50,13 @@ export function presets({ root, props, trigger, watch }) {
   const start = () => document.getElementById("kl-start").focus();
   const skip = make("button", { type: "button", class: "kl-button kl-skip", text: t`Skip to Start training`, onclick: start });
   name.addEventListener("keydown", (event) => event.key === "Enter" && keep());
-  picker.addEventListener("change", () => (picker.value ? trigger("choose_preset", { name: picker.value, run }) : view.replaceChildren()));
+  picker.addEventListener("change", () => (picker.value ? trigger("choose_preset", { name: picker.value, run: current.run }) : view.replaceChildren()));
   const asking = make("div", { class: "kl-row" }, guideButton(), make("button", { type: "button", class: "kl-button", text: t`Explain my settings`, onclick: async () => (await import("../guide/explain.js")).explain() }));
   root.append(asking, make("div", { class: "kl-pick" }, make("label", { for: "kl-preset", text: t`Preset` }), picker), view, own, skip);
 
   function list() {
     const chosen = picker.value;
-    const offered = ((props.value || {}).presets || []).filter((preset) => preset.run === run);
+    const offered = ((props.value || {}).presets || []).filter((preset) => preset.run === current.run);
     const group = (label, items) => (items.length ? [make("optgroup", { label }, ...items.map((item) => make("option", { value: item.name, text: translated(item.title) })))] : []);
     picker.replaceChildren(make("option", { value: "", text: t`Choose a starting point …` }),
       ...group(t`Built in`, offered.filter((item) => !item.own)), ...group(t`Yours`, offered.filter((item) => item.own)));
@@ -100,11 +100,11 @@ export function presets({ root, props, trigger, watch }) {
       make("button", { type: "button", class: "kl-quiet", text: t`Not now`, onclick: drop })));
   }
   watch("value", show);
-  let drawnFor = run;
+  let drawnFor = current.run;
   onChange(() => {
     // What was said about a preset is about another kind of run.
-    if (run !== drawnFor) view.replaceChildren();
-    drawnFor = run;
+    if (current.run !== drawnFor) view.replaceChildren();
+    drawnFor = current.run;
     list();
   });
   show();

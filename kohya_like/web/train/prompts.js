@@ -5,14 +5,14 @@ import { t } from "../common/language.js";
 import { find, make } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
 import { isFile, parse, serialise, setFlag, setFurther, strip, written } from "./prompt_lines.js";
-import { drafts, fieldsOf, run } from "./settings.js";
+import { current, drafts, fieldsOf } from "./settings.js";
 
 const MODE = "kl.prompts";
 
 // ---- what a prompt without a flag gets, from the other fields
 
 function defaults(place) {
-  const values = drafts[run];
+  const values = drafts[current.run];
   const size = String(values.sample_size || values.resolution || "").split(/[\s,x]+/).filter(Boolean);
   const seed = String(values.seed || "").trim();
   return {
@@ -22,7 +22,7 @@ function defaults(place) {
 }
 
 function columns() {
-  const specs = new Map(fieldsOf(run).map((spec) => [spec.name, spec]));
+  const specs = new Map(fieldsOf(current.run).map((spec) => [spec.name, spec]));
   const sampler = specs.get("sample_sampler");
   return [
     { flag: "n", label: t`Negative prompt`, wide: true },

@@ -11,10 +11,9 @@ const shared = {}; // option -> text, or null for the default, as the kind of ru
 export const problems = new Map(); // option -> [sentence]
 export const wanted = new Set(); // options that the chosen mode leaves out and somebody asked for
 const listeners = [];
-export let mode = schema.modes[0];
-export let run = keyOf(Object.keys(schema.families)[0], mode);
+export const current = { run: keyOf(Object.keys(schema.families)[0], schema.modes[0]), mode: schema.modes[0] };
 
-export const values = () => ({ run, values: { ...drafts[run] } });
+export const values = () => ({ run: current.run, values: { ...drafts[current.run] } });
 export const onChange = (listen) => listeners.push(listen);
 export const tell = () => listeners.forEach((listen) => listen());
 export const hasDraft = () => stored(DRAFT) !== null;
@@ -27,19 +26,19 @@ export const familyOf = (key) => key.split("/")[0];
 export const specsOf = (block) => block.fields.map((index) => schema.fields[index]);
 export const groupsOf = (key) => schema.runs[key].groups;
 export const fieldsOf = (key) => groupsOf(key).flatMap((group) => group.blocks.flatMap(specsOf));
-export const blocksIn = (title) => (groupsOf(run).find((group) => group.title === title) || { blocks: [] }).blocks;
+export const blocksIn = (title) => (groupsOf(current.run).find((group) => group.title === title) || { blocks: [] }).blocks;
 export const fieldsIn = (title) => blocksIn(title).flatMap(specsOf);
 export const defaults = (key) => Object.fromEntries(fieldsOf(key).map((spec) => [spec.name, spec.default]));
 
 // An option that the chosen mode leaves out is shown all the same when it has a value, since it will take effect, or a problem.
-export const isShown = (spec) => !mode.hidden.includes(spec.name) || isChanged(spec) || problems.has(spec.name) || wanted.has(spec.name);
-export const isGuest = (spec) => mode.hidden.includes(spec.name);
+export const isShown = (spec) => !current.mode.hidden.includes(spec.name) || isChanged(spec) || problems.has(spec.name) || wanted.has(spec.name);
+export const isGuest = (spec) => current.mode.hidden.includes(spec.name);
 
 // A field sleeps until one of the options that it needs is on, has one of some values, or has none of them: see sleeping.py. One that
 // the kind of run does not have is no hindrance. What sleeps is kept here, greyed, and not written.
-const specOf = (name) => fieldsOf(run).find((spec) => spec.name === name);
+const specOf = (name) => fieldsOf(current.run).find((spec) => spec.name === name);
 function isMet({ other, values, but, off }) {
-  const now = drafts[run][other.name];
+  const now = drafts[current.run][other.name];
   if (values.length) return values.some((value) => same(other, String(now), value)) !== but;
   if (other.control === "check") return now !== off;
   return (String(now).trim() !== "" && !(other.control === "number" && Number(now) === 0)) !== off;
@@ -60,7 +59,7 @@ const OWN_RATES = ["unet_lr", "text_encoder_lr"];
 // The rates of all that is trained, where each has one of its own: learning_rate, which they stand in place of, then trains nothing.
 export function overruling() {
   const own = OWN_RATES.map(specOf).filter((spec) => spec && hindrance(spec) === null);
-  return own.every((spec) => String(drafts[run][spec.name]).trim()) ? own : [];
+  return own.every((spec) => String(drafts[current.run][spec.name]).trim()) ? own : [];
 }
 
 export const needed = new Set([...OWN_RATES, ...schema.fields.flatMap((spec) => (spec.needs || []).map(({ name }) => name))]);
@@ -76,9 +75,9 @@ export function condition(needs) {
     return other.control === "number" && !other.optional ? t`${other.label} is not 0` : t`${other.label} is given`;
   }).join(t` or `);
 }
-export const ownerOf = (spec) => schema.modes.find((other) => other !== mode && other.method === mode.method && !other.hidden.includes(spec.name));
+export const ownerOf = (spec) => schema.modes.find((other) => other !== current.mode && other.method === current.mode.method && !other.hidden.includes(spec.name));
 
-export const isChanged = (spec) => !same(spec, drafts[run][spec.name], spec.default);
+export const isChanged = (spec) => !same(spec, drafts[current.run][spec.name], spec.default);
 
 function restore() {
   for (const key of Object.keys(schema.runs)) drafts[key] = defaults(key);
@@ -94,8 +93,8 @@ function restore() {
   }
   Object.assign(shared, draft.shared);
   if (!drafts[draft.run]) return;
-  run = draft.run;
-  mode = schema.modes.find((each) => each.name === (draft.mode || draft.way) && keyOf(familyOf(run), each) === run) || modeFor(run, drafts[run]);
+  current.run = draft.run;
+  current.mode = schema.modes.find((each) => each.name === (draft.mode || draft.way) && keyOf(familyOf(current.run), each) === current.run) || modeFor(current.run, drafts[current.run]);
 }
 
 let saving = 0;
@@ -104,9 +103,9 @@ export function save() {
   const kept = {};
   for (const key of Object.keys(drafts)) {
     const different = fieldsOf(key).filter((spec) => drafts[key][spec.name] !== spec.default);
-    if (different.length || key === run) kept[key] = Object.fromEntries(different.map((spec) => [spec.name, drafts[key][spec.name]]));
+    if (different.length || key === current.run) kept[key] = Object.fromEntries(different.map((spec) => [spec.name, drafts[key][spec.name]]));
   }
-  for (const place of [sessionStorage, localStorage]) store(DRAFT, { run, mode: mode.name, runs: kept, shared }, place);
+  for (const place of [sessionStorage, localStorage]) store(DRAFT, { run: current.run, mode: current.mode.name, runs: kept, shared }, place);
 }
 export function saveSoon() {
   if (!saving) saving = setTimeout(save, 200);
@@ -119,13 +118,13 @@ export function modeFor(key, texts) {
   const specs = fieldsOf(key);
   const fits = (each) => !specs.some((spec) => each.hidden.includes(spec.name) && !same(spec, texts[spec.name], spec.default));
   const fitting = possible.filter(fits);
-  return fitting.includes(mode) ? mode : fitting[0] || (possible.includes(mode) ? mode : possible[0]);
+  return fitting.includes(current.mode) ? current.mode : fitting[0] || (possible.includes(current.mode) ? current.mode : possible[0]);
 }
 
 // From now on the form is for this kind of run and mode.
 export function turn(key, next) {
-  run = key;
-  mode = next;
+  current.run = key;
+  current.mode = next;
   problems.clear();
   wanted.clear();
 }

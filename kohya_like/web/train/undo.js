@@ -4,7 +4,7 @@ import schema from "../schema.js";
 import { t } from "../common/language.js";
 import { make } from "../common/page.js";
 import { History } from "./history.js";
-import { mode, onChange, run, values } from "./settings.js";
+import { current, onChange, values } from "./settings.js";
 
 const PAUSE_SECONDS = 0.5; // what follows one another faster is one change
 
@@ -12,7 +12,7 @@ const isText = (node) => node.matches("textarea, [contenteditable=true], input:n
 
 // put(run, mode, values) fills the form. Two buttons, and the usual keys while no text is being written.
 export function makeUndo(put) {
-  const now = () => ({ ...values(), mode: mode.name });
+  const now = () => ({ ...values(), mode: current.mode.name });
   const history = new History(now());
   let timer = 0;
   const undo = make("button", { type: "button", class: "kl-quiet kl-undo", text: "↶", "aria-label": t`Undo`, title: t`Undo (Ctrl+Z)`, onclick: () => turn(history.back()) });
@@ -37,7 +37,7 @@ export function makeUndo(put) {
   onChange(() => {
     clearTimeout(timer);
     // Another kind of run is a change of its own, however fast the next one follows.
-    if (history.past.at(-1).run !== run) settle();
+    if (history.past.at(-1).run !== current.run) settle();
     else timer = setTimeout(settle, 1000 * PAUSE_SECONDS);
   });
   document.addEventListener("keydown", (event) => {
