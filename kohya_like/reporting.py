@@ -26,7 +26,7 @@ from .supervisor import Job
 SIDE = 384
 LOSSLESS_SIDE = 256
 MOST_STEPS, MOST_PROMPTS = 6, 12
-WIDTH, HEIGHT, LEFT, BOTTOM = 760, 260, 56, 24
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 760, 260, 76, 14, 28
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _STYLE = """
 :root { color-scheme: light dark; --soft: #5b6676; --line: #d6dbe3; --loss: #0f766e; --held: #b45309; }
@@ -36,7 +36,8 @@ h1 { font-size: 22px; margin: 0; } h2 { font-size: 16px; margin: 28px 0 8px; }
 .soft, th { color: var(--soft); } .notes { white-space: pre-wrap; }
 table { border-collapse: collapse; width: 100%; } th, td { text-align: left; padding: 5px 10px 5px 0; }
 th, td { vertical-align: top; border-bottom: 1px solid var(--line); } th { font-weight: 400; width: 38%; } code { font-size: 12px; }
-svg { width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 11px; } .grid { stroke: var(--line); }
+svg { width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 12px; } .grid { stroke: var(--line); }
+@media (max-width: 600px) { svg text { font-size: 22px; } }
 .raw, .smooth { fill: none; stroke: var(--loss); stroke-width: 2; } .raw { stroke-width: 1; opacity: .4; } .held { fill: var(--held); }
 .images { overflow-x: auto; } .images td, .images th { width: auto; border: 0; padding: 4px; }
 img { display: block; width: 150px; border-radius: 6px; } img.tiny { image-rendering: pixelated; }
@@ -100,7 +101,7 @@ def _curve(progress: monitor.Progress) -> str:
 
     def place(step: int, value: float) -> str:
         across = LEFT + (WIDTH - LEFT - 8) * (min(max(step, first), last) - first) / (last - first)
-        down = (HEIGHT - BOTTOM) - (HEIGHT - BOTTOM - 8) * (min(max(value, low), high) - low) / (high - low)
+        down = (HEIGHT - BOTTOM) - (HEIGHT - BOTTOM - TOP) * (min(max(value, low), high) - low) / (high - low)
         return f"{across:.1f},{down:.1f}"
 
     def line(kind: str, found: Sequence[float]) -> str:
@@ -110,7 +111,9 @@ def _curve(progress: monitor.Progress) -> str:
     marks = [low + (high - low) * share / 4 for share in range(5)]
     heights = [place(first, value).split(",")[1] for value in marks]
     grid = "".join(f'<line class="grid" x1="{LEFT}" x2="{WIDTH}" y1="{at}" y2="{at}"/>' for at in heights)
-    labels = "".join(f'<text x="0" y="{at}">{value:.3g}</text>' for at, value in zip(heights, marks, strict=True))
+    labels = "".join(
+        f'<text x="0" y="{at}" dominant-baseline="middle">{value:.3g}</text>' for at, value in zip(heights, marks, strict=True)
+    )
     held = "".join(
         '<circle class="held" r="4" cx="{}" cy="{}"/>'.format(*place(step, loss).split(",")) for step, loss in progress.validation
     )

@@ -279,6 +279,7 @@ def test_without_images_the_tab_says_what_it_is_for_and_opens_some(studio: Any, 
     page = visited.page
     page.get_by_role("tab", name="Data").click()
     expect(page.locator(".kl-data-empty")).to_contain_text("There are none yet")
+    expect(page.locator(".kl-data-top")).to_have_css("border-top-width", "0px")  # an empty card is none
     assert visited.axe() + visited.overflow() == []
     page.locator(".kl-data-empty").get_by_role("button", name="Add images").click()
     expect(page.locator("#kl-add-name")).to_be_visible()

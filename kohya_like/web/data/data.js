@@ -195,6 +195,7 @@ export async function data({ root }) {
     back.hidden = !has || !last.leftOut;
     back.textContent = t`Bring back what was left out`;
     find(root, ".kl-data-columns").hidden = !has;
+    find(root, ".kl-data-top").classList.toggle("kl-card", has); // an empty card is none
     for (const each of [search, only, rare, count, ...orders]) each.hidden = !has;
     empty.hidden = has;
     if (!has) {

@@ -21,7 +21,8 @@ function offered() {
   const tabs = findAll(document, '[role="tab"]').filter(isSeen);
   const buttons = findAll(document, ".gradio-container button:not([role=tab]), .gradio-container a.kr-button").filter((node) => isSeen(node) && !node.closest("dialog"));
   const actions = new Map(buttons.map((node) => [wordsOf(node), node]));
-  actions.delete("");
+  // Gradio draws the tabs a second time, out of sight; and where this leads one is already.
+  for (const words of ["", t`Go to`, ...tabs.map(wordsOf)]) actions.delete(words);
   const settings = tabs.length ? fieldsOf(current.run) : [];
   return [
     ...tabs.map((node) => ({ words: wordsOf(node), kind: t`tab`, go: () => node.click() })),
