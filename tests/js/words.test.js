@@ -21,7 +21,7 @@ test("thousands stand apart in the same way in every browser", () => {
 });
 
 test("a duration has the two units that matter, and is rounded before it is split", () => {
-  assert.deepEqual([0, -3, 59.4, 59.6, 3570, 3600, 5400, 86399, 90000].map(duration), ["0 s", "0 s", "59 s", "1 min", "1 h 0 min", "1 h 0 min", "1 h 30 min", "1 d 0 h", "1 d 1 h"]);
+  assert.deepEqual([0, -3, 0.43, 0.96, 59.4, 59.6, 3570, 3600, 5400, 86399, 90000].map(duration), ["0 s", "0 s", "0.4 s", "1 s", "59 s", "1 min", "1 h 0 min", "1 h 0 min", "1 h 30 min", "1 d 0 h", "1 d 1 h"]);
 });
 
 test("sizes have units of 1024 and three digits", () => {

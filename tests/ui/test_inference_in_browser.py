@@ -139,6 +139,10 @@ def test_an_image_is_edited_compared_by_keyboard_kept_over_a_reload_and_made_aga
     done(page)
     expect(page.locator(".kl-inf-thumb")).to_have_count(2)
     assert np.array_equal(pixels(made(page)), pixels(first)), "the same settings give the same image"
+    page.locator("#kl-inf-steps").fill("0")
+    page.locator("#kl-inf-go").click()
+    expect(page.locator("#kl-inf-steps-error")).to_be_visible()
+    expect(page.locator(".kl-inf-go .kl-note")).to_have_text("")  # not "Done.", beside what was refused
 
 
 def test_base_lora_and_checkpoints_of_a_run_stand_side_by_side_after_one_click(place: Any, visit: Callable[..., Any]) -> None:

@@ -39,7 +39,7 @@ export function runWords(name, called) {
 
 export function duration(seconds) {
   const whole = Math.max(0, Math.round(seconds));
-  if (whole < 60) return t`${whole} s`;
+  if (whole < 60) return t`${seconds > 0 && seconds < 0.95 ? figure(seconds, 1) : whole} s`;
   const minutes = Math.round(whole / 60);
   if (minutes < 60) return t`${minutes} min`;
   const hours = Math.floor(minutes / 60);

@@ -532,6 +532,7 @@ export function inference({ root }) {
 
   // An order is refused at its fields. Where the form has become about something else since, they are no more what was refused.
   function refused(problems, before) {
+    say(status, "");
     blameFields(fields, wrong, before === about() ? problems : problems.map(({ message }) => ({ option: "", message })));
   }
 
