@@ -25,7 +25,7 @@ from sd_scripts.library.core.rng import rng_for
 from . import noise as noises
 from .distances import Distance
 from .levels import LevelsOf
-from .regression import NoiseOf, chosen_rows
+from .regression import chosen_rows
 from .terms import Compared, Term
 
 Interpretation = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -74,7 +74,7 @@ class FlowMatching:
 
     path: Path
     levels: LevelsOf
-    noise: NoiseOf
+    noise: noises.NoiseOf
     distance: Distance
     interpret: Interpretation
     terms: Mapping[str, Term] = field(default_factory=dict)
@@ -93,10 +93,7 @@ class FlowMatching:
         levels = self.levels(batch, seed, prior)
         t, weights, gaps = torch.stack([levels.t, levels.weights, levels.gaps]).to(device, non_blocking=True)
         streams = [noises.draws(seed, number) for number in batch.numbers.tolist()]
-        pairs = [self.noise(x0, draw) for x0, draw in zip(batch.x0, streams, strict=True)]
-        noise = torch.stack([wanted for _, wanted in pairs]).to(device, non_blocking=True)
-        is_plain = all(given is wanted for given, wanted in pairs)
-        seen = noise if is_plain else torch.stack([given for given, _ in pairs]).to(device, non_blocking=True)
+        seen, noise = noises.noises_of(self.noise, batch.x0, streams)
         jitter = None
         if self.latent_jitter:
             shape = batch.x0.shape[1:]

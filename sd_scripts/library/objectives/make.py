@@ -20,7 +20,7 @@ from . import noise as noises
 from .distances import distance_of
 from .flow_matching import Curvature, FlowMatching, Guidance, Interpretation
 from .levels import FromAnchors, FromDensity, LevelsOf
-from .regression import NoiseOf, Regression, Times
+from .regression import Regression, Times
 from .terms import COLOUR_TERMS, terms_of
 from .times import UNIFORM, Density, logit_normal, mode, resolution_shift, shifted
 from .weights import anchor_weights, flow_weight_of, weight_of
@@ -77,7 +77,7 @@ def interpretation_of(options: FlowObjectiveOptions) -> Interpretation:
     return {"raw": raw, "additive": additive, "sigma_scaled": sigma_scaled}[options.model_prediction_type]
 
 
-def noise_of(options: RegressionOptions, plain: Callable[[Tensor, noises.Draw], Tensor] = noises.plain) -> NoiseOf:
+def noise_of(options: RegressionOptions, plain: Callable[[Tensor, noises.Draw], Tensor] = noises.plain) -> noises.NoiseOf:
     """The noise of latents (C, h, w), perturbed in the input where the options say so."""
 
     def noise(x0: Tensor, draw: noises.Draw) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Generator, Tensor
@@ -13,11 +13,22 @@ from sd_scripts.schema.objective import ObjectiveOptions, RegressionOptions
 
 Draw = Callable[[str], Generator]
 """Gives the sample's generator for a named stream."""
+NoiseOf = Callable[[Tensor, Draw], tuple[Tensor, Tensor]]
+"""One latent (C, h, w) -> its noise in the input and in the target, both on the CPU."""
 
 
 def draws(seed: int, number: int) -> Draw:
     """The generators of one sample, by stream."""
     return lambda stream: rng_for(seed, number, stream)
+
+
+def noises_of(noise: NoiseOf, x0: Tensor, streams: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+    """The noise of inputs and of targets of samples x0 (B, C, h, w), on their device; one tensor where both are the same."""
+    pairs = [noise(sample, draw) for sample, draw in zip(x0, streams, strict=True)]
+    wanted = torch.stack([target for _, target in pairs]).to(x0.device, non_blocking=True)
+    if all(given is target for given, target in pairs):
+        return wanted, wanted
+    return torch.stack([given for given, _ in pairs]).to(x0.device, non_blocking=True), wanted
 
 
 def plain(x0: Tensor, draw: Draw) -> Tensor:

@@ -16,11 +16,9 @@ from sd_scripts.library.core.protocols import ESTIMATE, Batch, Denoiser, Kind, L
 from sd_scripts.library.core.rng import rng_for
 
 from .distances import Distance
-from .noise import Draw, draws
+from .noise import NoiseOf, draws, noises_of
 from .weights import Weight
 
-NoiseOf = Callable[[Tensor, Draw], tuple[Tensor, Tensor]]
-"""One latent (C, h, w) -> its noise in the input and in the target, both on the CPU."""
 Times = Callable[[Tensor, tuple[int, int]], Tensor]
 """Uniform numbers (B,) float64 and latent sides (h, w) -> times (B,) float32."""
 
@@ -40,17 +38,10 @@ class Regression:
 
     def draw(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """Times (B,) and the noise of input and target (B, C, h, w) on the batch's device; from seed and sample numbers only."""
-        uniform, inputs, targets = [], [], []
-        for x0, number in zip(batch.x0, batch.numbers.tolist(), strict=True):
-            streams = draws(seed, number)
-            uniform.append(torch.rand((), generator=streams("time"), dtype=torch.float64))
-            noise_in, noise_target = self.noise(x0, streams)
-            inputs.append(noise_in)
-            targets.append(noise_target)
-        device = batch.x0.device
-        noisy, wanted = torch.stack(inputs).to(device, non_blocking=True), torch.stack(targets).to(device, non_blocking=True)
+        streams = [draws(seed, number) for number in batch.numbers.tolist()]
+        uniform = torch.stack([torch.rand((), generator=draw("time"), dtype=torch.float64) for draw in streams])
         height, width = batch.x0.shape[-2:]
-        return self.times(torch.stack(uniform), (height, width)).to(device), noisy, wanted
+        return self.times(uniform, (height, width)).to(batch.x0.device), *noises_of(self.noise, batch.x0, streams)
 
     def __call__(self, model: Denoiser, batch: Batch, seed: int) -> Losses:
         """Loss of each sample (B,), times its weight and mask; the log gets the plain distance as `unweighted`."""
