@@ -88,7 +88,7 @@ def make_app(context: Context) -> gr.Blocks:
         page.part("top", {"token": context.token})
         with gr.Tabs(elem_classes=["kl-tabs"]):
             with gr.Tab("Train", id="train"):
-                train_tab.build(context)
+                train_tab.build(context, demo)
             with gr.Tab("Data", id="data"):
                 data_tab.build()
             with gr.Tab("Runs", id="runs"):

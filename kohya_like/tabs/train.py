@@ -405,15 +405,15 @@ def _as_text(field: flat.FlatField, value: Any) -> form.Text:
         return str(value)
 
 
-def build(context: Context) -> None:
-    """Makes the tab inside the surrounding gr.Tab."""
+def build(context: Context, demo: gr.Blocks) -> None:
+    """Makes the tab inside the surrounding gr.Tab of a page."""
     tab = TrainTab(context)
     with gr.Row(elem_classes=["kl-columns"]):
         with gr.Column(scale=7, min_width=300, elem_classes=["kl-main"]):
             page.part("welcome")
             with gr.Column(elem_classes=["kl-card", "kl-start"]):
                 page.part("kinds")
-                picker = page.part("presets", tab.preset_list, ("choose_preset", "keep_preset"))
+                picker = page.part("presets", None, ("choose_preset", "keep_preset"))
             fieldsets = [page.fieldset(theme.BASICS)]
             page.part("toolbar")
             fieldsets += [page.fieldset(group) for group in theme.GROUPS if _is_used(group)]
@@ -434,6 +434,7 @@ def build(context: Context) -> None:
         tab,
         _Parts(tuple(fieldsets), picker, board, following, keeper),
         {"start": start, "stop": stop, "print": show, "check": check},
+        demo,
     )
 
 
@@ -509,7 +510,7 @@ class _Parts:
     keeper: gr.HTML
 
 
-def _wire(tab: TrainTab, parts: _Parts, buttons: Mapping[str, gr.Button]) -> None:
+def _wire(tab: TrainTab, parts: _Parts, buttons: Mapping[str, gr.Button], demo: gr.Blocks) -> None:
     """Events. Inputs are a set of fieldsets, so values arrive by name; answers go to the tab, never back into a control."""
     inputs = set(parts.fieldsets)
     board, picker, following = parts.board, parts.picker, parts.following
@@ -550,6 +551,8 @@ def _wire(tab: TrainTab, parts: _Parts, buttons: Mapping[str, gr.Button]) -> Non
     on(buttons["stop"].click, lambda value: tab.stop(str((value or {}).get("run", ""))), board, following)
     on(buttons["check"].click, checked, board, inputs, queue=True)
     on(parts.keeper.save_file, saved, board, inputs)
+    # Not as the part's value, which waits in Gradio's queue and has it tell screen readers "common.complete".
+    on(demo.load, tab.preset_list, picker)
     on(picker.choose_preset, chosen, picker, inputs, meanwhile="multiple")
     on(picker.keep_preset, kept, [picker, board], inputs)
 

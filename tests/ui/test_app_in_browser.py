@@ -17,8 +17,8 @@ from tests.ui.runs_on_disk import made, options
 pytestmark = pytest.mark.browser
 ALL = [(width, theme) for width in (1400, 390) for theme in ("light", "dark")]
 SECTION = ".kl-section:has([data-name=network_type])"
-MAX_COMPONENTS = 150
-MAX_TRANSFER_BYTES = 700_000
+MAX_COMPONENTS = 100
+MAX_TRANSFER_BYTES = 600_000
 MAX_RESIDENT_BYTES = 200 * 2**20
 
 
@@ -243,6 +243,8 @@ def test_the_page_and_its_studio_are_small_and_ask_nobody_and_only_when_a_button
     )
     assert 100_000 < transferred <= MAX_TRANSFER_BYTES
     assert page.evaluate("window.gradio_config.components.length") <= MAX_COMPONENTS
+    shown = page.evaluate("window.gradio_config.dependencies.map((each) => each.show_progress)")
+    assert shown and set(shown) == {"hidden"}, "Gradio tells screen readers of it: common.complete"
     assert {host.split(":")[0] for host in visited.complaints.hosts if host} == {"127.0.0.1"}
     assert psutil.Process(studio.process.pid).memory_info().rss <= MAX_RESIDENT_BYTES
     if Path("/proc").is_dir():
