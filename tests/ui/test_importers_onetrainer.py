@@ -13,9 +13,11 @@ import torch
 
 from kohya_like import importers
 from sd_scripts.families import RUNS
+from sd_scripts.library.train.optim import key_values, make_optimizer
 from sd_scripts.runs.schedules import factor_at
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.optimizer import OptimizerOptions
 from tests.ui.foreign_files import builds, one, said
 
 
@@ -313,12 +315,37 @@ def test_losses_and_noise_of_onetrainer_that_are_others_here_say_so() -> None:
     assert builds(shifted)["timestep_sampling"] == "uniform" and any("shift of 3" in text for text in shifted.conflicts)
 
 
-@pytest.mark.parametrize(("name", "decay"), [("ADAM", ["0.0"]), ("ADAM_8BIT", ["0.0"]), ("ADAMW", []), ("ADAFACTOR", [])])
-def test_adam_of_onetrainer_decays_nothing_that_the_file_does_not_say(name: str, decay: list[str]) -> None:
-    for arguments in ({}, {"eps": 1e-7}):
-        found = builds(one(optimizer={"optimizer": name, **arguments}))["optimizer_args"] or ()
-        assert [text.partition("=")[2] for text in found if text.startswith("weight_decay")] == decay
-    assert "weight_decay=0.03" in builds(one(optimizer={"optimizer": name, "weight_decay": 0.03}))["optimizer_args"]
+BEGIN = {
+    "ADAM": {"weight_decay": 0.0},
+    "ADAM_8BIT": {"weight_decay": 0.0},
+    "ADAMW": {},
+    "ADAFACTOR": {},
+    "AdEMAMix": {"weight_decay": 0.01},
+    "CAME": {"weight_decay": 0.01},
+    "DADAPT_ADAN": {"weight_decay": 0.02},
+    "LAMB": {"eps": 1e-8},
+    "LARS": {"momentum": 0.0},
+    "LION": {},
+    "LION_8BIT": {"betas": (0.9, 0.999)},
+    "SCHEDULE_FREE_ADAMW": {"weight_decay": 0.01},
+    "SCHEDULE_FREE_SGD": {"weight_decay": 0.01},
+}
+"""What its optimizers take where a file says nothing and ours take something else."""
+
+
+@pytest.mark.parametrize("name", BEGIN)
+def test_what_the_file_leaves_out_of_its_optimizer_is_that_of_onetrainer(name: str) -> None:
+    def arguments(**given: float) -> dict[str, Any]:
+        found = builds(one(optimizer={"optimizer": name, **given}))
+        made = OptimizerOptions(**{option: found[option] for option in ("optimizer_type", "optimizer_args")}, learning_rate=1e-3)
+        if not made.optimizer_type.endswith("8bit"):
+            make_optimizer(made, [{"params": [torch.nn.Parameter(torch.ones(2, 2))], "lr": 1e-3}])
+        return key_values("optimizer_args", made.optimizer_args or ())
+
+    assert arguments() == BEGIN[name]
+    assert arguments(weight_decay=0.03) == {**BEGIN[name], "weight_decay": 0.03}
+    if "betas" in BEGIN[name]:
+        assert arguments(beta1=0.8, beta2=0.7)["betas"] == (0.8, 0.7)
 
 
 def test_adafactor_of_onetrainer_keeps_its_numbers() -> None:

@@ -134,7 +134,7 @@ def read(name: str, given: Mapping[str, Any]) -> Imported:
     if str(sheet.value("learning_rate_scheduler") or "CONSTANT") != "CONSTANT":
         del defaults["lr_scheduler"]
     defaults["lr_warmup_steps"] = int(200 / max(1, int(sheet.number("gradient_accumulation_steps") or 1)))
-    if (pairs := training.without_decay(sheet)) and not sheet.decided("optimizer_args"):
+    if (pairs := training.begun_with(sheet)) and not sheet.decided("optimizer_args"):
         defaults["optimizer_args"] = pairs
     if sheet.values.get("use_ema"):
         defaults["ema_decay"] = round(training.ema_decay(sheet), 7)

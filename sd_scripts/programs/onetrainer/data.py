@@ -20,7 +20,8 @@ def _masked(sheet: ForeignSheet, key: str) -> None:
                 "masked_training: masks count in every step here; there not in one of ten, where the file says nothing else"
             )
     elif key == "unmasked_weight":
-        sheet.take(key, "masked_loss_outside_weight", sheet.value(key))
+        note = "grey of a mask counts as its own value there where that is more, here as a mix of both" if sheet.number(key) else ""
+        sheet.take(key, "masked_loss_outside_weight", sheet.value(key), note)
     elif key == "normalize_masked_area_loss":
         sheet.take(key, "normalize_masked_loss", sheet.value(key))
     elif is_off(sheet.value(key)):

@@ -347,9 +347,23 @@ _OF_PRODIGY = ("d_coef", "d0", "decouple", "safeguard_warmup", "use_bias_correct
 _OF_OPTIMIZER = {"Prodigy": _OF_PRODIGY, "SGD": ("momentum",), "Adafactor": ("scale_parameter", "clip_threshold", "decay_rate")}
 
 
-def without_decay(sheet: ForeignSheet) -> list[str]:
-    """Adam without a W decays nothing there where the file says nothing."""
-    return ["weight_decay=0.0"] if str(sheet.value("optimizer.optimizer")) in ("ADAM", "ADAM_8BIT") else []
+_BEGIN = {
+    **{name: {"weight_decay": "0.0"} for name in ("ADAM", "ADAM_8BIT")},
+    **{name: {"weight_decay": "0.01"} for name in ("CAME", "AdEMAMix", "SCHEDULE_FREE_ADAMW", "SCHEDULE_FREE_SGD")},
+    "DADAPT_ADAN": {"weight_decay": "0.02"},
+    "LION_8BIT": {"betas": "(0.9,0.999)"},
+    "LAMB": {"eps": "1e-8"},
+    "LARS": {"momentum": "0.0"},
+}
+"""What its optimizers take where the file says nothing and ours take something else (modules/util/optimizer_util.py)."""
+
+
+def begun_with(sheet: ForeignSheet) -> list[str]:
+    """Arguments of that program's optimizer that its file leaves out."""
+    given = {name for name, value in sheet.given.items() if not is_empty(value)}
+    of_betas = {"betas": ("optimizer.beta1", "optimizer.beta2")}
+    begin = _BEGIN.get(str(sheet.value("optimizer.optimizer")), {})
+    return [f"{name}={value}" for name, value in begin.items() if given.isdisjoint(of_betas.get(name, (f"optimizer.{name}",)))]
 
 
 def _arguments(sheet: ForeignSheet, key: str, ours: str) -> None:
@@ -360,7 +374,7 @@ def _arguments(sheet: ForeignSheet, key: str, ours: str) -> None:
     names = ("weight_decay", *(("eps",) if ours not in ("Adafactor", "Lion", "Lion8bit", "SGD") else ()))
     pairs += [f"{name}={given[name]}" for name in names if name in given]
     pairs += [f"{name}={given[name]}" for name in _OF_OPTIMIZER.get(ours, ()) if name in given]
-    pairs += [] if "weight_decay" in given else without_decay(sheet)
+    pairs += begun_with(sheet)
     name = key.rpartition(".")[2]
     if not any(name in pair for pair in pairs) and not (name in ("beta1", "beta2") and any("betas" in pair for pair in pairs)):
         sheet.skip(key, f"{ours} has no such thing")
