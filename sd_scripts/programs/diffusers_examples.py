@@ -80,7 +80,7 @@ MODELS: Mapping[str, _Script] = {
     "dreambooth_lora_sd15_advanced": _Script("sd", "network", _ATTENTION, defaults=_TEXTS),
     "dreambooth_lora_sdxl": _SDXL,
     "dreambooth_lora_sdxl_advanced": _SDXL,
-    "dreambooth_flux": _Script("flux", "full"),
+    "dreambooth_flux": _Script("flux", "full", defaults={"t5xxl_max_token_length": 77}),
     "dreambooth_lora_flux": _FLUX,
     "dreambooth_lora_flux_advanced": _FLUX,
     "dreambooth_lora_flux_kontext": _Script("kontext", "network", [*_OF_FLUX, *ends_of_names(["proj_mlp"])], defaults=_FOUR),
@@ -255,7 +255,9 @@ def _warmup(sheet: ForeignSheet, key: str) -> None:
 def _tokens(sheet: ForeignSheet, key: str) -> None:
     """There with the marks of beginning and end, where CLIP reads the captions."""
     count = sheet.number(key)
-    if "max_token_length" not in sheet.known or count is None:
+    if "t5xxl_max_token_length" in sheet.known:
+        sheet.take(key, "t5xxl_max_token_length", sheet.value(key))
+    elif "max_token_length" not in sheet.known or count is None:
         sheet.skip(key, "the model says it")
     else:
         clip = bool(sheet.known["max_token_length"].choices)

@@ -166,3 +166,16 @@ def test_a_line_that_leaves_everything_to_a_file_leads_to_it(words: str, tmp_pat
     # Whether such a file is there is nobody's business either.
     with pytest.raises(OptionError, match=r"whose settings are in config/job\.yaml; open that file"):
         importers.read("train.sh", script.read_bytes(), Opened(path=script, allowed=nowhere))
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "wanted"),
+    [
+        ("dreambooth_flux", "", 77),
+        ("dreambooth_flux", "--max_sequence_length=512", 512),
+        ("dreambooth_lora_flux", "", None),
+        ("dreambooth_lora_flux_kontext", "--max_sequence_length=128", 128),
+    ],
+)
+def test_as_much_of_a_caption_is_read_by_t5_as_there(script: str, options: str, wanted: int | None) -> None:
+    assert builds(line(script, "--instance_prompt=x", options))["t5xxl_max_token_length"] == wanted

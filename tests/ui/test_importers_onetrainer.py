@@ -372,3 +372,19 @@ def test_a_sigmoid_of_times_with_a_shift_is_onetrainers_or_is_said_to_be_another
     theirs = density.cumsum(0) / density.sum()
     ours = torch.special.ndtr((torch.logit(t) - options["logit_mean"]) / options["logit_std"])
     assert options["timestep_sampling"] == "logit_normal" and float((ours - theirs).abs().max()) < 0.032
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "wanted"),
+    [
+        ("FLUX_DEV_1", {}, {"t5xxl_max_token_length": 77}),
+        ("FLUX_DEV_1", {"text_encoder_2_sequence_length": 256}, {"t5xxl_max_token_length": 256}),
+        # All that its tokenizer takes, 512, as here.
+        ("FLUX_DEV_1", {"text_encoder_2_sequence_length": None}, {"t5xxl_max_token_length": None}),
+        ("FLUX_2", {"base_model_name": "x/klein", "text_encoder_sequence_length": 128}, {"max_token_length": 128}),
+        ("CHROMA_1", {"text_encoder_2_sequence_length": 77}, {"t5xxl_max_token_length": None}),
+    ],
+)
+def test_as_much_of_a_caption_is_read_as_in_onetrainer(kind: str, given: dict[str, Any], wanted: dict[str, Any]) -> None:
+    found = builds(one(model_type=kind, **given))
+    assert {name: found[name] for name in wanted} == wanted

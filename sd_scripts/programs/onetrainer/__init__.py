@@ -12,10 +12,27 @@ from typing import Any
 
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported, Importer
+from sd_scripts.schema.runs import RunOptions
 
-from ..table import DIFFUSERS_LINE, DataFile, ForeignSheet, NamedModel, Table, each, fill, kind_of_run, only, opened, unneeded, version_of
-from . import data, model, training
-from .export import said_otherwise, sample
+from ..table import (
+    DIFFUSERS_LINE,
+    DataFile,
+    ForeignSheet,
+    NamedModel,
+    Rule,
+    Table,
+    each,
+    fill,
+    kind_of_run,
+    only,
+    opened,
+    to,
+    unneeded,
+    version_of,
+    where,
+)
+from . import data, export, model, training
+from .export import sample
 from .former import of_today
 
 __all__ = ["IMPORTER", "MODELS", "PROGRAM", "TABLE", "layers_of", "looks_like", "name_of", "read", "said_otherwise", "sample"]
@@ -86,6 +103,11 @@ MODELS: Mapping[str, NamedModel] = {
 _BY_NAME = {"FLUX_2": "klein"}
 """Types of models of which the name of the base model says which it is."""
 _METHODS = {"LORA": "network", "FINE_TUNE": "full"}
+_LENGTHS = {
+    "FLUX_DEV_1": ("text_encoder_2_sequence_length", "t5xxl_max_token_length", 77),
+    "FLUX_2": ("text_encoder_sequence_length", "max_token_length", 512),
+}
+"""Types of models of which that program asks how much of a caption is read: its key, our option, what it takes where it is not told."""
 
 _DEFAULTS: dict[str, object] = {
     "learning_rate": 3e-6,
@@ -140,9 +162,23 @@ def read(name: str, given: Mapping[str, Any]) -> Imported:
         defaults["ema_decay"] = round(training.ema_decay(sheet), 7)
     if sheet.values.get("masked_loss"):
         defaults["masked_loss_outside_weight"] = 0.1
+    if (length := _LENGTHS.get(str(given.get("model_type")))) and length[0] not in sheet.given:
+        defaults[length[1]] = length[2]
     if sheet.decided("max_train_steps") or "timestep_distribution" in sheet.given:
         defaults.pop("timestep_sampling", None)
     return sheet.finish(f"configuration of {PROGRAM}", defaults)
+
+
+def _tokens(kind: str) -> Rule:
+    return where(lambda sheet: sheet.value("model_type") == kind, to(_LENGTHS[kind][1]), "the model says how much of a caption is read")
+
+
+def said_otherwise(
+    model: str, run: type[RunOptions], values: Mapping[str, Any], arguments: Mapping[str, object], layers: Mapping[str, Any]
+) -> dict[str, object]:
+    """See export.said_otherwise."""
+    key, option, _ = _LENGTHS.get(model, ("", "", 0))
+    return export.said_otherwise(model, run, values, arguments, layers) | ({key: values[option] or 512} if key else {})
 
 
 def _with_defaults_of_optimizer(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -163,6 +199,7 @@ TABLE: Table = {
     **each("", "training_method model_type", unneeded("the kind of run says it")),
     **each("", "__version concepts[].__version concepts[].image.__version concepts[].text.__version optimizer.__version", _VERSION),
     **each("", f"{' '.join(f'{part}.__version' for part in model.PARTS)} cloud.__version secrets.__version", _VERSION),
+    **{length[0]: _tokens(kind) for kind, length in _LENGTHS.items()},
     "align_prop": only(False, "there is no training by the taste of another network", banner=True),
     **each("", "align_prop_probability align_prop_loss align_prop_weight align_prop_steps", unneeded("align_prop says it")),
     **each("", "align_prop_truncate_steps align_prop_cfg_scale", unneeded("align_prop says it")),

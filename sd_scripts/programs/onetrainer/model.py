@@ -352,9 +352,6 @@ TABLE: Table = {
     **each("", "enable_activation_offloading enable_async_offloading", unneeded("each part says it")),
     **each("", "text_encoder_layer_skip text_encoder_2_layer_skip text_encoder_3_layer_skip text_encoder_4_layer_skip", _skipped_layers),
     **each(
-        "", "text_encoder_sequence_length text_encoder_2_sequence_length", unneeded("max_token_length says how much of a caption is read")
-    ),
-    **each(
         "",
         "prior.* effnet_encoder.* decoder.* decoder_text_encoder.* decoder_vqgan.* unconditional_transformer.*",
         unneeded(_ELSEWHERE),

@@ -270,6 +270,12 @@ def _offloaded(sheet: ForeignSheet, key: str) -> None:
 
 
 @unless_empty
+@unless_empty
+def _tokens(sheet: ForeignSheet, key: str) -> None:
+    option = next((name for name in ("t5xxl_max_token_length", "max_token_length") if name in sheet.known), None)
+    sheet.take(key, option, sheet.value(key)) if option else sheet.skip(key, "the model says it")
+
+
 def _targets(sheet: ForeignSheet, key: str) -> None:
     names = [name for name in parts(sheet.value(key)) if name.strip("'\"")]
     sheet.take(key, "target_modules", ends_of_names(names), "ends of names, as there")
@@ -359,7 +365,7 @@ TABLE: Table = {
     ),
     "vae_batch_size": to("vae_batch_size"),
     "text_encoder_batch_size": to("text_encoder_batch_size"),
-    "tokenizer_max_length": where(lambda sheet: "max_token_length" in sheet.known, to("max_token_length"), "the model says it"),
+    "tokenizer_max_length": _tokens,
     "vae_enable_tiling": to("vae_tiling"),
     "attention_mechanism": unneeded("see attention_backend; the fastest that is there is taken"),
     **training.TABLE,
