@@ -34,6 +34,14 @@ def compiled(path: Path) -> bytes:
     return json.dumps(texts, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
 
 
+@cache
+def words(language: str) -> dict[str, str]:
+    """English -> its translation, of single texts; of a language that the page has not, nothing."""
+    path = catalogues().get(f"languages/{language}.json")
+    found = json.loads(compiled(path)) if path else {}
+    return {text: own for texts in found.values() for text, own in texts.items() if isinstance(own, str)}
+
+
 def _entry(text: str) -> tuple[list[str], dict[str, list[str]]]:
     # The places of one entry of a .po (none: of the schema alone), and its texts by what they are. A text may go over lines, each a quoted
     # piece of it.

@@ -420,9 +420,9 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         except OptionError as err:
             return JsonAnswer({"detail": str(err)}, 409)
 
-    def report(_request: Request, job: Job) -> Response:
+    def report(request: Request, job: Job) -> Response:
         headers = {"content-disposition": f'attachment; filename="{quote(job.name)}.html"'}
-        return Response(reporting.page(job), media_type="text/html", headers=headers)
+        return Response(reporting.page(job, request.query_params.get("language", "en")), media_type="text/html", headers=headers)
 
     def support(_request: Request, job: Job) -> Response:
         headers = {"content-disposition": f'attachment; filename="{quote(job.name)}-support.zip"'}

@@ -1,5 +1,5 @@
-"""A run as one HTML file to be shared: settings, curve, previews, and what it was trained with. It has no script, asks nobody for anything,
-and no path of this computer stands in it."""
+"""A run as one HTML file to be shared: settings, curve, previews, and what it was trained with, in a language of the page. It has no
+script, asks nobody for anything, and no path of this computer stands in it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import base64
 import html
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sd_scripts.schema import flat
 from sd_scripts.schema.labels import label
 
 from . import desk, monitor
+from .catalogues import words
 from .comparing import OF_EVERY_RUN, reached
 from .hiding import Hidden
 from .supervisor import Job
@@ -44,102 +46,171 @@ img { display: block; width: 150px; border-radius: 6px; } img.tiny { image-rende
 """
 
 
-def page(job: Job) -> bytes:
-    """The report of a run, whatever state it is in."""
-    progress = monitor.Progress()
-    progress.fold(job.run.events()[0])
-    said = desk.read(job.path)
-    hidden = Hidden(job)
-    name = said.called or job.name
-    parts = [
-        f"<h1>{_text(name)}</h1>",
-        f'<p class="soft">{_text(", ".join([*([job.name] if said.called else []), job.state, *said.tags]))}</p>',
-        f'<p class="notes">{_text(hidden.out_of(said.notes))}</p>' if said.notes else "",
-        _section("What it reached", _table(_figures(job, progress))),
-        _section("Loss", _curve(progress)),
-        _section("Previews", _previews(job, progress, hidden)),
-        *_settings(hidden),
-        _section("Warnings", _table((hidden.out_of(text), f"{count} x") for text, count in progress.warnings.items())),
-        _section("Receipts", _table(_receipts(job, progress, hidden))),
-    ]
-    text = (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{_text(name)}</title><style>{_STYLE}</style>'
-        f"{''.join(parts)}</html>\n"
-    )
-    return text.encode("utf-8", "replace")
+_LOSSES = {"loss": "Loss", "lowest held-out loss": "Lowest held-out loss"}
+_TIMES = {"trained seconds": "Training time", "paused seconds": "In pauses"}
+_RECEIPTS = {"fingerprint": "Fingerprint of the settings", "dataset_hash": "Images and captions", "git": "Revision", "seed": "Seed"}
+
+
+def page(job: Job, language: str = "en") -> bytes:
+    """The report of a run, whatever state it is in, in a language of the page."""
+    return _Report(job, language).page()
+
+
+class _Report:
+    """What a report is made of. Settings, warnings and the sentences of a run are as they were written."""
+
+    def __init__(self, job: Job, language: str) -> None:
+        self.job, self.hidden, self.progress = job, Hidden(job), monitor.Progress()
+        self.progress.fold(job.run.events()[0])
+        self.words = words(language)
+        self.language = {"zh": "zh-Hans"}.get(language, language) if self.words else "en"
+
+    def say(self, text: str, *values: object) -> str:
+        """A text of the report in its language; {1}, {2} ... stand for values."""
+        return re.sub(r"\{(\d)\}", lambda hole: str(values[int(hole[1]) - 1]), self.words.get(text, text))
+
+    def page(self) -> bytes:
+        job, said = self.job, desk.read(self.job.path)
+        name = said.called or job.name
+        about = [*([job.name] if said.called else []), self.say(job.state.capitalize()), *said.tags]
+        parts = [
+            f"<h1>{_text(name)}</h1>",
+            f'<p class="soft">{_text(", ".join(about))}</p>',
+            f'<p class="notes">{_text(self.hidden.out_of(said.notes))}</p>' if said.notes else "",
+            self.section("What it reached", _table(self.figures())),
+            self.section("Loss", self.curve()),
+            self.section("Previews", self.previews()),
+            *self.settings(),
+            self.section("Warnings", _table((self.hidden.out_of(text), f"{count} x") for text, count in self.progress.warnings.items())),
+            self.section("Receipts", _table(self.receipts())),
+        ]
+        head = (
+            '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{_text(name)}</title><style>{_STYLE}</style>'
+        )
+        text = f'<!doctype html><html lang="{self.language}">{head}{"".join(parts)}</html>\n'
+        return text.encode("utf-8", "replace")
+
+    def section(self, title: str, inside: str) -> str:
+        return f"<h2>{_text(self.say(title))}</h2>{inside}" if inside else ""
+
+    def figures(self) -> list[tuple[str, str]]:
+        told = reached(self.job, self.progress)
+        known = {key: value for key, value in told.items() if value is not None}
+        steps = self.say("{1} of {2}", told["steps"], told["of steps"]) if told["of steps"] else str(told["steps"])
+        rows = [(self.say("Steps"), steps)]
+        rows += [(self.say(text), f"{known[key]:.5g}") for key, text in _LOSSES.items() if key in known]
+        rows += [(self.say(text), str(timedelta(seconds=round(known[key])))) for key, text in _TIMES.items() if key in known]
+        rows += [(self.say("Time of a step"), f"{told['seconds per step']:.3g} s")] if told["seconds per step"] else []
+        return rows + ([(self.say("Peak memory"), f"{told['peak GiB']:.3g} GiB")] if told["peak GiB"] else [])
+
+    def curve(self) -> str:
+        """The loss over the steps, drawn; empty before there is any."""
+        points = self.progress.curve.points
+        if not points:
+            return ""
+        values = sorted(
+            [*(point.loss for point in points), *(point.smooth for point in points), *(loss for _, loss in self.progress.validation)]
+        )
+        # The wildest of them must not flatten all others.
+        low, high = values[0], values[min(len(values) - 1, int(0.995 * len(values)))]
+        high = high if high > low else low + (abs(low) or 1.0) * 0.1
+        first, last = points[0].step, max(points[-1].step, points[0].step + 1)
+
+        def place(step: int, value: float) -> str:
+            across = LEFT + (WIDTH - LEFT - 8) * (min(max(step, first), last) - first) / (last - first)
+            down = (HEIGHT - BOTTOM) - (HEIGHT - BOTTOM - TOP) * (min(max(value, low), high) - low) / (high - low)
+            return f"{across:.1f},{down:.1f}"
+
+        def line(kind: str, found: Sequence[float]) -> str:
+            places = " ".join(place(point.step, value) for point, value in zip(points, found, strict=True))
+            return f'<polyline class="{kind}" points="{places}"/>'
+
+        marks = [low + (high - low) * share / 4 for share in range(5)]
+        heights = [place(first, value).split(",")[1] for value in marks]
+        grid = "".join(f'<line class="grid" x1="{LEFT}" x2="{WIDTH}" y1="{at}" y2="{at}"/>' for at in heights)
+        labels = "".join(
+            f'<text x="0" y="{at}" dominant-baseline="middle">{value:.3g}</text>' for at, value in zip(heights, marks, strict=True)
+        )
+        held = "".join(
+            '<circle class="held" r="4" cx="{}" cy="{}"/>'.format(*place(step, loss).split(",")) for step, loss in self.progress.validation
+        )
+        begin, end = (_text(self.say("step {1}", step)) for step in (first, last))
+        ends = f'<text x="{LEFT}" y="{HEIGHT - 6}">{begin}</text><text x="{WIDTH}" y="{HEIGHT - 6}" text-anchor="end">{end}</text>'
+        drawn = line("raw", [point.loss for point in points]) + line("smooth", [point.smooth for point in points]) + held
+        about = self.say("thin: as logged; thick: smoothed; dots: held-out loss" if held else "thin: as logged; thick: smoothed")
+        drawing = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_text(self.say("Loss"))}">{grid}{labels}{ends}{drawn}</svg>'
+        return f'{drawing}<p class="soft">{_text(about)}</p>'
+
+    def previews(self) -> str:
+        """The prompts below one another, some steps beside one another, the first and the last among them."""
+        steps = sorted({step for step, _ in self.progress.samples})
+        count = min(MOST_STEPS, len(steps))
+        chosen = sorted({steps[round(place * (len(steps) - 1) / max(1, count - 1))] for place in range(count)})
+        # A prompt may be another one from some step on.
+        prompts = sorted({(index, event.prompt) for (step, index), event in self.progress.samples.items() if step in chosen})[:MOST_PROMPTS]
+        rows = []
+        for index, prompt in prompts:
+            cells = []
+            for step in chosen:
+                event = self.progress.samples.get((step, index))
+                drawn = event is not None and event.prompt == prompt
+                image = _image(self.job.run.samples / Path(event.file).name, self.say("step {1}", step)) if event and drawn else ""
+                cells.append(f"<td>{image}</td>")
+            rows.append(f'<tr><th colspan="{len(chosen)}">{_text(self.hidden.out_of(prompt))}</th></tr><tr>{"".join(cells)}</tr>')
+        head = "".join(f'<th scope="col">{_text(self.say("step {1}", step))}</th>' for step in chosen)
+        return f'<div class="images"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>' if rows else ""
+
+    def settings(self) -> Iterator[str]:
+        """What differs from the defaults, and folded away, everything."""
+        options = self.hidden.options
+        if options is None:
+            gone = self.say("They cannot be read any more.")
+            yield self.section("Settings", f"<p>{_text(gone)}</p>")
+            return
+        known, family = flat.fields(type(options)), options.family
+
+        def rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+            shown = {name: value for name, value in values.items() if name not in OF_EVERY_RUN}
+            return [
+                (f"{self.say(label(name, family) or name)} ({name})", self.hidden.of_option(name, value, known[name]))
+                for name, value in shown.items()
+            ]
+
+        kind, rest = (self.say("Model family and training mode"), options.label), self.say("All settings")
+        yield self.section("Settings that are not the defaults", _table([kind, *rows(flat.changed(options))]))
+        yield f"<details><summary>{_text(rest)}</summary>{_table(rows(flat.flatten(options)))}</details>"
+
+    def receipts(self) -> Iterator[tuple[str, str]]:
+        """With what it was trained: enough to do it again, and to know the files again."""
+        meta = meta_of(self.job.run)
+        if self.progress.started and self.progress.started.time:
+            yield self.say("Started"), datetime.fromtimestamp(self.progress.started.time).astimezone().strftime("%Y-%m-%d %H:%M %z")
+        for name, text in _RECEIPTS.items():
+            if meta.get(name) is not None:
+                yield self.say(text), self.hidden.out_of(str(meta[name]))
+        for name, text in (("versions", "Version of {1}"), ("model_files", "Hash of {1}")):
+            given = meta.get(name)
+            for each, value in given.items() if isinstance(given, dict) else ():
+                told = self.hidden.out_of(value if isinstance(value, str) else json.dumps(value))
+                yield self.say(text, self.hidden.out_of(str(each))), told
+        devices = meta.get("devices")
+        for device in devices if isinstance(devices, list) else ():
+            yield "GPU", self.hidden.out_of(str(device.get("name", "")) if isinstance(device, dict) else "")
+        for event in self.progress.saved:
+            file = self.job.path / event.file
+            if event.what != "state" and file.is_file():
+                step = self.say("step {1}", event.step)
+                yield f"{Path(event.file).name}, {step}", self.say("{1} bytes", f"{file.stat().st_size:,}")
 
 
 def _text(text: object) -> str:
     return html.escape(str(text))
 
 
-def _section(title: str, inside: str) -> str:
-    return f"<h2>{title}</h2>{inside}" if inside else ""
-
-
 def _table(rows: Iterator[tuple[str, str]] | Sequence[tuple[str, str]]) -> str:
     lines = "".join(f'<tr><th scope="row">{_text(name)}</th><td>{_text(value)}</td></tr>' for name, value in rows)
     return f"<table>{lines}</table>" if lines else ""
-
-
-def _figures(job: Job, progress: monitor.Progress) -> list[tuple[str, str]]:
-    told = {name: value for name, value in reached(job, progress).items() if value is not None and name != "state"}
-    return [(name[0].upper() + name[1:], f"{value:.5g}" if isinstance(value, float) else str(value)) for name, value in told.items()]
-
-
-def _curve(progress: monitor.Progress) -> str:
-    """The loss over the steps, drawn; empty before there is any."""
-    points = progress.curve.points
-    if not points:
-        return ""
-    values = sorted([*(point.loss for point in points), *(point.smooth for point in points), *(loss for _, loss in progress.validation)])
-    # The wildest of them must not flatten all others.
-    low, high = values[0], values[min(len(values) - 1, int(0.995 * len(values)))]
-    high = high if high > low else low + (abs(low) or 1.0) * 0.1
-    first, last = points[0].step, max(points[-1].step, points[0].step + 1)
-
-    def place(step: int, value: float) -> str:
-        across = LEFT + (WIDTH - LEFT - 8) * (min(max(step, first), last) - first) / (last - first)
-        down = (HEIGHT - BOTTOM) - (HEIGHT - BOTTOM - TOP) * (min(max(value, low), high) - low) / (high - low)
-        return f"{across:.1f},{down:.1f}"
-
-    def line(kind: str, found: Sequence[float]) -> str:
-        places = " ".join(place(point.step, value) for point, value in zip(points, found, strict=True))
-        return f'<polyline class="{kind}" points="{places}"/>'
-
-    marks = [low + (high - low) * share / 4 for share in range(5)]
-    heights = [place(first, value).split(",")[1] for value in marks]
-    grid = "".join(f'<line class="grid" x1="{LEFT}" x2="{WIDTH}" y1="{at}" y2="{at}"/>' for at in heights)
-    labels = "".join(
-        f'<text x="0" y="{at}" dominant-baseline="middle">{value:.3g}</text>' for at, value in zip(heights, marks, strict=True)
-    )
-    held = "".join(
-        '<circle class="held" r="4" cx="{}" cy="{}"/>'.format(*place(step, loss).split(",")) for step, loss in progress.validation
-    )
-    ends = f'<text x="{LEFT}" y="{HEIGHT - 6}">step {first}</text><text x="{WIDTH}" y="{HEIGHT - 6}" text-anchor="end">step {last}</text>'
-    drawn = line("raw", [point.loss for point in points]) + line("smooth", [point.smooth for point in points]) + held
-    about = "thin: as logged; thick: smoothed" + ("; dots: held-out loss" if held else "")
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="Loss">{grid}{labels}{ends}{drawn}</svg><p class="soft">{about}</p>'
-
-
-def _previews(job: Job, progress: monitor.Progress, hidden: Hidden) -> str:
-    """The prompts below one another, some steps beside one another, the first and the last among them."""
-    steps = sorted({step for step, _ in progress.samples})
-    count = min(MOST_STEPS, len(steps))
-    chosen = sorted({steps[round(place * (len(steps) - 1) / max(1, count - 1))] for place in range(count)})
-    # A prompt may be another one from some step on.
-    prompts = sorted({(index, event.prompt) for (step, index), event in progress.samples.items() if step in chosen})[:MOST_PROMPTS]
-    rows = []
-    for index, prompt in prompts:
-        cells = []
-        for step in chosen:
-            event = progress.samples.get((step, index))
-            drawn = event is not None and event.prompt == prompt
-            cells.append(f"<td>{_image(job.run.samples / Path(event.file).name, f'step {step}') if event and drawn else ''}</td>")
-        rows.append(f'<tr><th colspan="{len(chosen)}">{_text(hidden.out_of(prompt))}</th></tr><tr>{"".join(cells)}</tr>')
-    head = "".join(f'<th scope="col">step {step}</th>' for step in chosen)
-    return f'<div class="images"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>' if rows else ""
 
 
 def _image(file: Path, words: str) -> str:
@@ -155,47 +226,3 @@ def _image(file: Path, words: str) -> str:
     small.save(stream, format="WEBP", **({"lossless": True} if tiny else {"quality": 85}))
     data = base64.b64encode(stream.getvalue()).decode()
     return f'<img class="{"tiny" if tiny else ""}" alt="{_text(words)}" src="data:image/webp;base64,{data}">'
-
-
-def _settings(hidden: Hidden) -> Iterator[str]:
-    """What differs from the defaults, and folded away, everything."""
-    options = hidden.options
-    if options is None:
-        yield _section("Settings", "<p>They cannot be read any more.</p>")
-        return
-    known, family = flat.fields(type(options)), options.family
-
-    def rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-        shown = {name: value for name, value in values.items() if name not in OF_EVERY_RUN}
-        return [(f"{label(name, family)} ({name})", hidden.of_option(name, value, known[name])) for name, value in shown.items()]
-
-    yield _section(
-        "Settings that are not the defaults", _table([("Model family and training mode", options.label), *rows(flat.changed(options))])
-    )
-    yield f"<details><summary>All settings</summary>{_table(rows(flat.flatten(options)))}</details>"
-
-
-def _receipts(job: Job, progress: monitor.Progress, hidden: Hidden) -> Iterator[tuple[str, str]]:
-    """With what it was trained: enough to do it again, and to know the files again."""
-    meta = meta_of(job.run)
-    if progress.started and progress.started.time:
-        yield "Started", datetime.fromtimestamp(progress.started.time).astimezone().strftime("%Y-%m-%d %H:%M %z")
-    for name, words in (
-        ("fingerprint", "Fingerprint of the settings"),
-        ("dataset_hash", "Images and captions"),
-        ("git", "Revision"),
-        ("seed", "Seed"),
-    ):
-        if meta.get(name) is not None:
-            yield words, hidden.out_of(str(meta[name]))
-    for name, words in (("versions", "Version of"), ("model_files", "Hash of")):
-        given = meta.get(name)
-        for each, value in given.items() if isinstance(given, dict) else ():
-            yield f"{words} {hidden.out_of(str(each))}", hidden.out_of(value if isinstance(value, str) else json.dumps(value))
-    devices = meta.get("devices")
-    for device in devices if isinstance(devices, list) else ():
-        yield "GPU", hidden.out_of(str(device.get("name", "")) if isinstance(device, dict) else "")
-    for event in progress.saved:
-        file = job.path / event.file
-        if event.what != "state" and file.is_file():
-            yield f"{Path(event.file).name}, step {event.step}", f"{file.stat().st_size:,} bytes"

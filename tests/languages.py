@@ -60,10 +60,10 @@ SPOKEN = [
 """Where sentences are made that the page shows. What only a log or a terminal says stays English."""
 SILENT = {
     f"{name}.py"
-    for name in "cli cleanup startup console exporting space reporting comparison_files theme page ports supporting sweep_cli".split()
+    for name in "cli cleanup startup console exporting space packing comparison_files theme page ports supporting sweep_cli".split()
 }
 """Of these nothing is on the page, or it is a file in English that people keep."""
-LABELLING = {"browsing.py", "dataset_view.py", "guide.py", "predict_routes.py", "predictions.py", "fixes.py"}
+LABELLING = {"reporting.py", "browsing.py", "dataset_view.py", "guide.py", "predict_routes.py", "predictions.py", "fixes.py"}
 """Where single words are labels of the page too."""
 TECHNICAL = re.compile(
     r"[<>\\]|\(\?|^[\W\d{}]*$|max-age|attachment; |%[sYr]|charset=|^[\w.]+ --|--[a-z]+ \{|\[[^\]]*\]\)|^#|\.\*"

@@ -74,10 +74,10 @@ class Tags(HTMLParser):
         self.attributes += attrs
 
 
-def report(run: RunDirectory) -> str:
+def report(run: RunDirectory, language: str = "en") -> str:
     job = JobSupervisor(run.path.parent).find(run.name)
     assert job is not None
-    return reporting.page(job).decode()
+    return reporting.page(job, language).decode()
 
 
 def test_a_report_has_what_was_trained_and_nothing_private(tmp_path: Path) -> None:
@@ -94,6 +94,23 @@ def test_a_report_has_what_was_trained_and_nothing_private(tmp_path: Path) -> No
     assert not [name for name, _ in tags.attributes if name.startswith("on")]
     assert tags.names.count("img") == reporting.MOST_STEPS and "step 1<" in text and "step 28<" in text
     assert "url(" not in text and not re.search(r"(src|href)=.?https?:", text)
+
+
+def test_a_report_is_in_the_language_of_the_reader(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    german, english = report(run, "de"), report(run)
+    assert '<html lang="de">' in german and '<html lang="zh-Hans">' in report(run, "zh")
+    for words in (
+        "Einstellungen, die nicht Vorgabe sind",
+        "Lernrate (learning_rate)",
+        "30 von 30",
+        "Trainingszeit",
+        "Schritt 28<",
+        "4 Byte<",
+    ):
+        assert words in german and words not in english, words
+    assert len(Tags(german).names) == len(Tags(english).names)
+    assert report(run, "../../etc/passwd") == report(run, "") == english
 
 
 def test_a_support_file_has_the_log_and_the_findings_and_nothing_private(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 // What people do with a run that is there: star, name, tag and describe it, and delete it. Fetched when the Runs tab shows a run.
 
 import { html, render } from "../common/html.js";
-import { listed, t } from "../common/language.js";
+import { language, listed, t } from "../common/language.js";
 import { make } from "../common/page.js";
 import { address, post, withToken } from "../common/studio.js";
 import { runWords, tagWords, triedWords } from "../common/words.js";
@@ -201,7 +201,7 @@ export function makeDesk(view, root) {
     render([work(), waits(), html`<div class="kr-actions" role="group" aria-label=${t`About this run`}>
         <button type="button" class="kr-button" aria-pressed=${String(run.starred)} onClick=${() => tell({ starred: !run.starred })}>${run.starred ? "★" : "☆"} ${t`Star`}</button>
         <button type="button" class="kr-button kr-desk-edit" hidden=${edit !== null} onClick=${begin}>${t`Name, tags, notes`}</button>
-        <a class="kr-button" download href=${withToken(address(run.name, "/report"))}>${t`Report`}</a>
+        <a class="kr-button" download href=${withToken(address(run.name, "/report"), `&language=${language}`)}>${t`Report`}</a>
         <a class="kr-button" download href=${withToken(address(run.name, "/support"))}>${t`Support file`}</a>
         <button type="button" class="kr-button" hidden=${!ended} onClick=${remove}>${t`Delete`}</button></div>`,
       run.tags.length > 0 && !edit && html`<ul class="kr-tags" aria-label=${t`Tags`}>${run.tags.map((tag) => html`<li key=${tag}>${tagWords(tag)}</li>`)}</ul>`,
