@@ -1,18 +1,21 @@
-"""Gradio's own files, kept as they were sent: it reads and compresses each anew for every browser, half the time of a first visit."""
+"""Gradio's own files, kept as they were sent: it reads and compresses each anew for every browser, a tenth of the time of a first visit."""
 
 from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PLACES = ("/assets/", "/static/")
+MOST_BYTES = 16 * 2**20
+"""Kept in all: what a page needs is half a MiB, but one file may be asked for by many addresses, by strangers too."""
 
 
 class Kept:
-    """ASGI middleware. Answers what it has; there are no more answers than files and ways to compress them."""
+    """ASGI middleware. Answers what it has, and keeps what it has room for."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
         self._answers: dict[tuple[str, bool, bool], list[Message]] = {}
+        self._room = MOST_BYTES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope.get("headers", ()))
@@ -29,8 +32,10 @@ class Kept:
                 await send(message)
 
             await self.app(scope, receive, keep)
-            if said and said[0].get("status") == 200 and not said[-1].get("more_body"):
+            size = sum(len(message.get("body", b"")) for message in said)
+            if said and said[0].get("status") == 200 and not said[-1].get("more_body") and size <= self._room:
                 self._answers[key] = said
+                self._room -= size
             return
         for message in self._answers[key]:
             await send({**message})

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import re
 import urllib.error
 import urllib.request
 
 import pytest
+
+from kohya_like.kept import MOST_BYTES, Kept
 
 
 def answered(studio, path, **headers):
@@ -42,3 +45,25 @@ def test_what_is_kept_answers_neither_parts_nor_strangers_nor_what_is_not_there(
     assert answered(studio, script, host="elsewhere.example")[0] == 403
     missing = [answered(studio, "assets/none.js") for _ in range(2)]
     assert [status for status, _, _ in missing] == [404, 404]
+
+
+def test_many_addresses_of_one_file_fill_no_memory():
+    asked = []
+
+    async def app(scope, receive, send):
+        asked.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(MOST_BYTES // 3)})
+
+    async def ask(kept, path):
+        said = []
+        await kept(
+            {"type": "http", "method": "GET", "path": path, "headers": []}, None, lambda message: asyncio.sleep(0, said.append(message))
+        )
+        return len(said[1]["body"])
+
+    kept = Kept(app)
+    paths = [f"/assets/{'./' * number}big.js" for number in range(5)]
+    for _ in range(2):
+        assert {asyncio.run(ask(kept, path)) for path in paths} == {MOST_BYTES // 3}
+    assert asked == paths + paths[3:]
