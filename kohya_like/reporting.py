@@ -72,7 +72,7 @@ class _Report:
     def page(self) -> bytes:
         job, said = self.job, desk.read(self.job.path)
         name = said.called or job.name
-        about = [*([job.name] if said.called else []), self.say(job.state.capitalize()), *said.tags]
+        about = [*([job.name] if said.called else []), self.say("Waiting" if job.state == "queued" else job.state.capitalize()), *said.tags]
         parts = [
             f"<h1>{_text(name)}</h1>",
             f'<p class="soft">{_text(", ".join(about))}</p>',
