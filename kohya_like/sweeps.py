@@ -1,23 +1,24 @@
 """Sweeps: several values of some settings are tried, and the steps go to those that do best.
 
 Successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943) with a third kept, as Hyperband does (Li et al. 2018, arXiv 1603.06560):
-all members train the first steps, the better third goes on from where it stopped, and so on to the last step. They are told apart by their
-held-out loss, which each measures on the same images with the same noise; the settings of the form give way only to those that are clearly
-better, because of many losses that differ by chance one is always the lowest. A sweep is a folder in `.sweeps` of the output folder: the
+all members train the first steps, the better third goes on from where it stopped, and so on, until two are left. They are told apart by
+their held-out loss, which each measures on the same images with the same noise. The settings of the form give way only to what is clearly
+better, because of many losses that differ by chance one is always the lowest: at the end, each at its best, and before it to what has no
+lower learning rate, because a high one looks worse until it has decayed. A sweep is a folder in `.sweeps` of the output folder: the
 settings of the form, and which run has which values; how far it is stands in the runs. Starts runs through the supervisor.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import itertools
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,8 @@ KEPT = 3
 MOST_COST = 3.0
 """Times the steps of one run, for all members together."""
 MOST_MEMBERS = 27
-MOST_RUNGS = 4
-EARLIEST = 1 / 12
-"""Part of the run before which nothing is compared, while fewer comparisons than MOST_RUNGS will do."""
+FEWEST = 2
+"""Members that train to the end."""
 SECTIONS = ("optimizer", "network")
 """Options of these change how a model is trained, never what the held-out loss measures."""
 NOT_COMPARED = frozenset({"network_weights", "dim_from_weights", "train_unet", "lr_scheduler_type", "allow_custom_modules"})
@@ -50,6 +50,7 @@ HELD_OUT = 0.1
 """Part of the images that is held out where the form holds out none."""
 TROUBLE = "trouble.txt"
 RATE = "learning_rate"
+RATES = (RATE, "unet_lr")
 WAITS = ("queued", "running")
 
 
@@ -71,29 +72,19 @@ class Rungs:
 
 
 def rungs_of(members: int, steps: int) -> Rungs:
-    """The fewest comparisons, and the latest first one, with which all members together take at most MOST_COST times the steps of one run.
-
-    Between the first and the last the steps of rungs grow evenly, as multiples of the first. Raises OptionError for too few steps.
+    """The latest first comparison, each further one after twice the steps, with which all members together take at most MOST_COST times
+    the steps of one run. Raises OptionError for too few steps.
     """
-    for count in range(1, MOST_RUNGS + 1):
-        earliest = 1 if count == MOST_RUNGS else max(1, math.ceil(EARLIEST * steps))
-        places = range(steps, steps + 1) if count == 1 else range(earliest, steps)
-        # The cost grows with the first step, but for rounding.
-        found = bisect.bisect_right(places, MOST_COST, key=partial(_cost, members, steps, count))
-        for first in reversed(places[:found]):
-            rungs = _rungs(members, steps, count, first)
-            if rungs.cost <= MOST_COST and rungs.steps == tuple(sorted(set(rungs.steps))):
-                return rungs
-    raise OptionError(Problem("max_train_steps", f"max_train_steps: {steps} steps are too few to compare {members} runs in; give more"))
-
-
-def _cost(members: int, steps: int, count: int, first: int) -> float:
-    return _rungs(members, steps, count, first).cost
-
-
-def _rungs(members: int, steps: int, count: int, first: int) -> Rungs:
-    between = (first * round((steps / first) ** (place / (count - 1))) for place in range(count - 1))
-    return Rungs((*between, steps - steps % first), tuple(math.ceil(members / KEPT**place) for place in range(count)))
+    counts = [members]
+    while counts[-1] > (FEWEST if len(counts) > 1 else MOST_COST):
+        counts.append(max(FEWEST, math.ceil(counts[-1] / KEPT)))
+    doublings = range(len(counts) - 1)
+    # What all train beside FEWEST whole runs, in first steps; with them they are to be MOST_COST whole runs.
+    beside = members - FEWEST + sum((count - FEWEST) * 2**place for place, count in zip(doublings[:-1], counts[1:], strict=False))
+    first = min(steps, int(steps * (MOST_COST - FEWEST)) // beside) if doublings else steps
+    if first < 1:
+        raise OptionError(Problem("max_train_steps", f"max_train_steps: {steps} steps are too few to compare {members} runs in; give more"))
+    return Rungs((*(first * 2**place for place in doublings), steps - steps % first), tuple(counts))
 
 
 def axes_of(run: type[RunOptions]) -> dict[str, flat.FlatField]:
@@ -306,36 +297,51 @@ def progress_of(sweep: Sweep, jobs: Mapping[str, Job]) -> SweepProgress:
             for place in () if sweep.is_ended else arrived:
                 standings[place] = replace(standings[place], state="waiting")
             return SweepProgress(tuple(standings), rung, tuple(starts), None, False)
-        ranked = _ranked(sweep, arrived, standings, rung, jobs)
-        if rung == len(sweep.rungs.steps) - 1 or not ranked:
-            return SweepProgress(tuple(standings), rung, (), ranked[0] if ranked else None, True)
-        inside = ranked[: sweep.rungs.counts[rung + 1]]
+        if rung == len(sweep.rungs.steps) - 1 or not arrived:
+            return SweepProgress(tuple(standings), rung, (), _winner(sweep, arrived, standings, jobs), True)
+        first = None if _are_outrun(sweep, arrived, jobs, rung) else 0
+        # Who was sent on stays in, also by an earlier rule.
+        ranked = sorted(arrived, key=lambda place: (sweep.members[place].rung <= rung, place != first, standings[place].losses[rung]))
+        inside = ranked[: max(FEWEST, sweep.rungs.counts[rung + 1])]
         for place in ranked[len(inside) :]:
-            at = sweep.rungs.steps[rung]
-            is_behind = 0 in ranked and ranked.index(place) > ranked.index(0)
-            is_lower = is_behind and standings[place].losses[rung] < standings[0].losses[rung]
-            why = f"not clearly better than as in the form at step {at}" if is_lower else f"higher loss at step {at}"
-            standings[place] = replace(standings[place], out=why)
+            standings[place] = replace(standings[place], out=f"higher loss at step {sweep.rungs.steps[rung]}")
     raise AssertionError("a sweep has a rung")
 
 
-def _ranked(sweep: Sweep, arrived: Sequence[int], standings: Sequence[MemberStanding], rung: int, jobs: Mapping[str, Job]) -> list[int]:
-    """The members that have come to a rung, the best first: by loss, but behind the form's own all that are not clearly better."""
+def _are_outrun(sweep: Sweep, arrived: Sequence[int], jobs: Mapping[str, Job], rung: int) -> bool:
+    """Whether the form's own settings have come to a rung with a loss that is clearly above that of others with no lower learning rate."""
+    own = flat.flatten(sweep.base)
+    runs = {place: jobs[sweep.members[place].run].run for place in {0, *arrived} if sweep.members[place].run in jobs}
+    told = {place: measured(run).get(sweep.rungs.steps[rung]) for place, run in runs.items()}
 
-    def gives_way(place: int) -> bool:
-        """Whether the form's own settings stay before a member; without both logs the losses alone tell."""
-        pair = [jobs.get(sweep.members[each].run) for each in (place, 0)]
-        behind = _difference(pair[0].run, pair[1].run, sweep.rungs.steps[rung]) if pair[0] and pair[1] else None
-        if behind is None:
-            return standings[place].losses[rung] >= standings[0].losses[rung]
-        return behind.value >= -(behind.half or 0.0)
+    def is_slower(values: Mapping[str, Any]) -> bool:
+        return any(values[name] < (own.get(name) or own.get(RATE) or 0.0) for name in RATES if values.get(name) is not None)
 
-    ranked = sorted(arrived, key=lambda place: standings[place].losses[rung])
-    if 0 in arrived:
-        # Stable, and False is before True: clearly better ones, the form's own, the rest.
-        ranked.sort(key=lambda place: 1 if place == 0 else 2 * gives_way(place))
-    # Who was sent on stays in, also where logs that told why are gone.
-    return sorted(ranked, key=lambda place: sweep.members[place].rung <= rung)
+    fast = [place for place in arrived if place != 0 and not is_slower(sweep.members[place].values)]
+    return any(_is_below(told.get(place), told.get(0)) for place in fast)
+
+
+def _winner(sweep: Sweep, arrived: Sequence[int], standings: Sequence[MemberStanding], jobs: Mapping[str, Job]) -> int | None:
+    """The lowest loss of a whole run, where it is clearly below the lowest with the settings of the form."""
+    lowest = {place: _lowest(jobs.get(sweep.members[place].run)) for place in arrived}
+
+    def loss(place: int) -> float:
+        best = lowest[place]
+        return standings[place].losses[-1] if best is None or best.loss is None else best.loss
+
+    def is_better(place: int) -> bool:
+        """Whether the form's own settings give way to a member; without both logs the losses alone tell."""
+        below = _is_below(lowest[place], lowest[0])
+        return loss(place) < loss(0) if below is None else below
+
+    able = [place for place in arrived if place == 0 or 0 not in arrived or is_better(place)]
+    return min(able, key=loss, default=None)
+
+
+def _is_below(one: Validated | None, other: Validated | None) -> bool | None:
+    """Whether held-out losses are clearly lower than others; None where they are not of the same samples."""
+    difference = _difference(one, other)
+    return None if difference is None else difference.value < -(difference.half or 0.0)
 
 
 def _standing(sweep: Sweep, member: Member, job: Job | None) -> MemberStanding:
@@ -368,35 +374,48 @@ def verdict(sweep: Sweep, progress: SweepProgress, jobs: Mapping[str, Job]) -> s
     if progress.winner is None:
         return "No run came to the end; the reasons stand beside them." if progress.is_through else ""
     won, own = progress.standings[progress.winner], progress.standings[0]
-    loss = f"{won.losses[-1]:.4g}"
+    best = _lowest(jobs.get(won.member.run))
+    loss = f"{won.losses[-1] if best is None else best.loss:.4g}"
     if progress.winner == 0:
         return f"The settings of the form stay, with a held-out loss of {loss}; nothing that was tried is clearly better."
-    said = f"Its held-out loss is {loss}"
-    rung = min(len(won.losses), len(own.losses)) - 1
-    if rung < 0 or own.member.run not in jobs or won.member.run not in jobs:
+    if best is None:
+        return f"Its held-out loss is {loss}."
+    said = f"Its held-out loss is lowest at step {best.step}, {loss}"
+    if own.member.run not in jobs or not own.losses:
         return f"{said}."
-    step = sweep.rungs.steps[rung]
-    difference = _difference(jobs[won.member.run].run, jobs[own.member.run].run, step)
-    if difference is None:
-        return f"{said}."
-    if difference.half is None or abs(difference.value) <= difference.half:
-        return f"{said}; at step {step} it is not clearly different from the settings of the form ({_interval(difference)})."
-    interval = _interval(difference)
-    return f"{said}; at step {step} it is {'lower' if difference.value < 0 else 'higher'} than that of the form's settings by {interval}."
+    if len(own.losses) == len(sweep.rungs.steps):
+        interval = _interval(_difference(best, _lowest(jobs[own.member.run])))
+        return f"{said}, which is lower than the form's settings come to by {interval}." if interval else f"{said}."
+    step = sweep.rungs.steps[len(own.losses) - 1]
+    interval = _interval(_difference(*(measured(jobs[each.member.run].run).get(step) for each in (won, own))))
+    return f"{said}; at step {step} it is lower than that of the form's settings by {interval}." if interval else f"{said}."
 
 
-def _interval(difference: Mean) -> str:
-    told = f"{abs(difference.value):.3g}"
-    return told if difference.half is None else f"{told} ± {difference.half:.2g}, 95 %"
+def _interval(difference: Mean | None) -> str:
+    """How much lower losses are, empty where they are not clearly lower."""
+    if difference is None or difference.value >= -(difference.half or 0.0):
+        return ""
+    told = f"{-100 * difference.value:.3g}"
+    return f"{told} %" if difference.half is None else f"{told} ± {100 * difference.half:.2g} % (95 %)"
 
 
-def _difference(one: RunDirectory, other: RunDirectory, step: int) -> Mean | None:
-    """How much the held-out losses of one run lie above those of another at a step; None where they are not of the same samples."""
-    these, those = (measured(run).get(step) for run in (one, other))
-    if not these or not those or not these.samples or [time for time, _ in these.samples] != [time for time, _ in those.samples]:
+def _lowest(job: Job | None) -> Validated | None:
+    """Where a run did best. Late steps of a good rate can be worse than those before, because it has learned the images by heart."""
+    return min(measured(job.run).values(), key=lambda told: told.loss or 0.0, default=None) if job else None
+
+
+def _difference(one: Validated | None, other: Validated | None) -> Mean | None:
+    """By what part held-out losses of one run lie above those of another; None where they are not of the same samples.
+
+    Of each image relative to its own loss in the other run: some are several times as hard as others, and so are their differences.
+    """
+    if not one or not other or not one.samples or [time for time, _ in one.samples] != [time for time, _ in other.samples or ()]:
         return None
-    gaps = [loss - low for (_, loss), (_, low) in zip(these.samples, those.samples, strict=True)]
-    return by_image(gaps, these.images)
+    high, low = ([loss for _, loss in told.samples or ()] for told in (one, other))
+    images = min(one.images or len(low), len(low))
+    usual = [statistics.fmean(low[place::images]) for place in range(images)]
+    gaps = [(this - that) / scale for this, that, scale in zip(high, low, itertools.cycle(usual), strict=False) if scale]
+    return by_image(gaps, images) if len(gaps) == len(low) else None
 
 
 # What is on the disk

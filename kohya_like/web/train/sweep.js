@@ -110,7 +110,7 @@ export function fill(body) {
   }
 
   body.append(
-    make("p", { class: "kl-note", text: t`Runs with each combination of these values, and one as in the form, train a part of the steps; the better third goes on. What decides is the loss on held-out images. All together they take at most three times the steps of one run.` }),
+    make("p", { class: "kl-note", text: t`Runs with each combination of these values, and one as in the form, train a part of the steps; the better third goes on, and with it the form's settings, unless they are clearly worse. What decides is the loss on held-out images. All together they take at most three times the steps of one run.` }),
     table, make("div", { class: "kl-row" }, more, start), told, list, wrong);
   let kind = values().run;
   onChange(() => {
