@@ -29,12 +29,10 @@ def _found() -> dict[str, FamilyFacts]:
 FACTS: dict[str, FamilyFacts] = _found()
 """What each family states about itself, by its name, which is that of its folder."""
 NAMES: tuple[str, ...] = tuple(FACTS)
-_SIGNS = [sign for facts in FACTS.values() for sign in facts.signs]
-SHARED_SIGNS: tuple[Sign, ...] = tuple(dict.fromkeys(sign for sign in _SIGNS if _SIGNS.count(sign) > 1))
+SHARED_SIGNS: tuple[Sign, ...] = tuple(dict.fromkeys(sign for facts in FACTS.values() for sign in facts.signs if sign.companion))
 """Signs of files that several families use, such as a text encoder: they tell no family, and a network beside it counts first."""
-OWN_SIGNS: dict[str, tuple[Sign, ...]] = {
-    name: tuple(sign for sign in facts.signs if sign not in SHARED_SIGNS) for name, facts in FACTS.items()
-}
+OWN_SIGNS: dict[str, tuple[Sign, ...]] = {name: tuple(sign for sign in facts.signs if not sign.companion) for name, facts in FACTS.items()}
+"""Signs of the network that a family trains; where two train the same one, the first of them is told by it."""
 _OPTIONS = {name: import_module(f"{__name__}.{name}.options") for name in NAMES}
 RUNS: dict[tuple[str, str], type[RunOptions]] = {(run.family, run.method): run for name in NAMES for run in _OPTIONS[name].RUNS}
 """Kinds of runs by (family, method)."""

@@ -27,7 +27,9 @@ class Sign:
     what: str
     """A noun for a sentence: "a VAE alone"."""
     recognises: Callable[[TensorNames], bool]
-    """True for no file of another family."""
+    """True for no file of another family, but for one that trains the same network."""
+    companion: bool = False
+    """Whether it is of a network that stands beside those of several families, such as a text encoder: it tells no family."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,8 +170,10 @@ def test_every_kind_of_file_has_its_name(tmp_path, kind):
 def test_no_family_takes_a_file_for_its_own_that_is_anothers(tmp_path):
     for kind in FILES:
         header = read_header(written(tmp_path, kind), "")
-        told = [name for name in families.NAMES if any(sign.recognises(header) for sign in families.OWN_SIGNS[name])]
-        assert len(told) <= 1, f"{kind} is told by {told}"
+        own = {name: {sign for sign in signs if sign.recognises(header)} for name, signs in families.OWN_SIGNS.items()}
+        told = {name: signs for name, signs in own.items() if signs}
+        # Several only by the same sign: FLUX.1 and Kontext are one network that was trained for two things.
+        assert len(told) <= 1 or set.intersection(*told.values()), f"{kind} is told by {told}"
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -12,4 +12,5 @@ QWEN3_SIGN = Sign(
         and names.has("layers.0.self_attn.q_proj.weight")
         and not names.has("visual.blocks.0.")
     ),
+    companion=True,
 )

@@ -6,5 +6,7 @@ from sd_scripts.schema.facts import Sign
 
 TEXT_ENCODER = "a Qwen3-VL text encoder"
 QWEN3VL_SIGN = Sign(
-    TEXT_ENCODER, lambda names: names.has("layers.0.self_attn.q_norm.weight") and names.has("visual.deepstack_merger_list.0.norm.weight")
+    TEXT_ENCODER,
+    lambda names: names.has("layers.0.self_attn.q_norm.weight") and names.has("visual.deepstack_merger_list.0.norm.weight"),
+    companion=True,
 )

@@ -13,4 +13,4 @@ def _is_vae(names: TensorNames) -> bool:
     return film or (names.starts("encoder.downsamples.") and names.starts("decoder.upsamples."))
 
 
-QWEN_VAE_SIGN = Sign(VAE, _is_vae)
+QWEN_VAE_SIGN = Sign(VAE, _is_vae, companion=True)

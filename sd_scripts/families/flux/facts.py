@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sd_scripts.families.common.double_stream_signs import TRANSFORMER
+from sd_scripts.families.common.double_stream_signs import TRANSFORMER_SIGN
 from sd_scripts.families.common.transformer_facts import TransformerFacts, TransformerKohya, TransformerMarks, TransformerNetworkFacts
-from sd_scripts.schema.facts import PublishedBase, Sign
+from sd_scripts.schema.facts import PublishedBase
 
 FACTS = TransformerFacts(
     label="FLUX",
@@ -47,17 +47,7 @@ FACTS = TransformerFacts(
         quantized_encoder="te3",
     ),
     lora_module="networks.lora_flux",
-    signs=(
-        # Names are the same in bf16 and in fp8 files, which only add scales. Other models have these blocks, and one network for their
-        # modulation.
-        Sign(
-            TRANSFORMER,
-            lambda names: (
-                names.has("double_blocks.0.", "single_transformer_blocks.0.")
-                and not names.has("distilled_guidance_layer.", "double_stream_modulation_img.")
-            ),
-        ),
-    ),
+    signs=(TRANSFORMER_SIGN,),
     bases=(
         PublishedBase(pieces=("schnell",), licence="Apache-2.0", undistilled="black-forest-labs/FLUX.1-dev"),
         PublishedBase(

@@ -32,7 +32,7 @@ FACTS = TransformerFacts(
         text_lengths_vary=lambda model: False, always_masked=False, mostly_weights=True, guided_together=False, quantized_encoder="te1"
     ),
     lora_module="networks.lora_flux_2",
-    signs=(Sign(DEV, lambda names: is_flux2(names, guided=True)), Sign(TEXT_ENCODER, _is_mistral)),
+    signs=(Sign(DEV, lambda names: is_flux2(names, guided=True)), Sign(TEXT_ENCODER, _is_mistral, companion=True)),
     bases=(
         PublishedBase(
             pieces=(), licence="FLUX's: the model and what is trained from it for non-commercial use, images are free", undistilled=None

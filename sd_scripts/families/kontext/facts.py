@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sd_scripts.families.common.double_stream_signs import TRANSFORMER_SIGN
 from sd_scripts.families.common.transformer_facts import TransformerFacts, TransformerMarks, TransformerNetworkFacts
 from sd_scripts.schema.facts import PublishedBase
 
@@ -18,7 +19,7 @@ FACTS = TransformerFacts(
         text_lengths_vary=lambda model: False, always_masked=False, mostly_weights=True, guided_together=False, quantized_encoder="te3"
     ),
     lora_module="networks.lora_flux",
-    signs=(),
+    signs=(TRANSFORMER_SIGN,),
     bases=(
         PublishedBase(
             pieces=(),

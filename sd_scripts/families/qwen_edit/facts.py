@@ -23,7 +23,11 @@ FACTS = TransformerFacts(
     signs=(
         Sign(TRANSFORMER, lambda names: names.has("transformer_blocks.0.img_mod.1.")),
         QWEN_VAE_SIGN,
-        Sign(TEXT_ENCODER, lambda names: names.has("visual.blocks.0.attn.qkv.weight") and names.has("layers.0.self_attn.q_proj.bias")),
+        Sign(
+            TEXT_ENCODER,
+            lambda names: names.has("visual.blocks.0.attn.qkv.weight") and names.has("layers.0.self_attn.q_proj.bias"),
+            companion=True,
+        ),
     ),
     bases=(PublishedBase(pieces=(), licence="Apache-2.0", undistilled=None),),
 )

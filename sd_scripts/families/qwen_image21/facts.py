@@ -25,7 +25,11 @@ FACTS = TransformerFacts(
     lora_module="networks.lora_qwen_image",
     signs=(
         Sign(TRANSFORMER, lambda names: names.has("txt_in.text_norm.weight")),
-        Sign(VAE, lambda names: len(names.shapes.get("decoder.conv_in.weight", ())) == 5 and names.starts("decoder.up_blocks.3.")),
+        Sign(
+            VAE,
+            lambda names: len(names.shapes.get("decoder.conv_in.weight", ())) == 5 and names.starts("decoder.up_blocks.3."),
+            companion=True,
+        ),
         QWEN3VL_SIGN,
     ),
     bases=(PublishedBase(pieces=(), licence="Qwen's own: read it where the model is published", undistilled=None),),

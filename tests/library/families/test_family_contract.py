@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 from sd_scripts import families
 from sd_scripts.library.core.protocols import Condition, Geometry, ModelFamily, Parts, Preview
+from sd_scripts.runs.model_files import BASE, problems_of_file
 from sd_scripts.schema.errors import OptionError
 from tests.small_models import model_options
 
@@ -228,7 +229,7 @@ def test_saving_twice_gives_the_same_bytes_and_leaves_the_model_as_it_was(family
         assert all(torch.equal(tensor, before[name][key]) for key, tensor in module.state_dict().items())
 
 
-def test_an_original_file_is_loaded_and_saved_again_in_the_same_bytes(family, parts, tmp_path):
+def test_an_original_file_may_be_started_with_and_is_loaded_and_saved_again_in_the_same_bytes(family, parts, tmp_path):
     # In its own folder, where configurations, tokenizers and what the file does not hold are found.
     family.save(parts, tmp_path / "model", "diffusers", None, {})
     first, second = tmp_path / "model" / "one.safetensors", tmp_path / "two.safetensors"
@@ -248,6 +249,9 @@ def test_an_original_file_is_loaded_and_saved_again_in_the_same_bytes(family, pa
         "zimage": {"vae": "vae", "text_encoder": "text_encoder"},
     }
     given = {option: str(tmp_path / "model" / folder) for option, folder in own.get(family.name, {}).items()}
+    # As Start sees it, which loads nothing.
+    named = {BASE: first, **given} if families.FACTS[family.name].bases else given
+    assert [problems_of_file(family.name, option, str(value), False) for option, value in named.items()] == [[]] * len(named)
     again = family.load(options(pretrained_model_name_or_path=str(first), **given), torch.device("cpu"), torch.float32)
     family.save(again, second, "safetensors", None, {"title": "x"})
     assert first.read_bytes() == second.read_bytes()
