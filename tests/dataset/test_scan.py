@@ -421,8 +421,8 @@ def check_cost(tmp_path: Path, count: int, mib: float) -> None:
         assert first["read"] < 2048 * count and second["read"] < first["read"] / 3
 
 
-def test_scanning_5_000_images_stays_small(tmp_path: Path) -> None:
-    check_cost(tmp_path, 5_000, 90)
+def test_scanning_2_000_images_stays_small(tmp_path: Path) -> None:
+    check_cost(tmp_path, 2_000, 90)
 
 
 @pytest.mark.long

@@ -6,6 +6,7 @@ Shapes: B samples, L text tokens, D text width.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -68,8 +69,9 @@ class Flux2Dev(Flux2Family):
         return BEFORE + caption.replace(IMAGE, "") + AFTER
 
 
-def _tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of bytes and the pieces of the template, padded on the left as Mistral's is."""
+@cache
+def _tiny_pieces() -> str:
+    """A tokenizer of bytes and the pieces of the template, as text."""
     tokenizer, bytes_ = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = bytes_
     trainer = trainers.BpeTrainer(
@@ -79,8 +81,18 @@ def _tiny_tokenizer() -> PreTrainedTokenizerFast:
         special_tokens=[AddedToken(mark, special=True, normalized=False) for mark in MARKS],
     )
     tokenizer.train_from_iterator([SYSTEM_MESSAGE] * 2, trainer)
+    return tokenizer.to_str()
+
+
+def _tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """It, padded on the left as Mistral's is."""
     made = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>", padding_side="left"
+        tokenizer_object=Tokenizer.from_str(_tiny_pieces()),
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+        padding_side="left",
     )
     made.chat_template = TEMPLATE
     return made
