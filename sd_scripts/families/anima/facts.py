@@ -55,9 +55,7 @@ FACTS = TransformerFacts(
     signs=(
         Sign(TRANSFORMER, lambda names: names.has("llm_adapter.out_proj.") and names.has("blocks.0.adaln_modulation_self_attn.")),
         Sign(
-            CONDITIONER,
-            lambda names: names.has("blocks.0.norm_cross_attn.") and not names.has("adaln_modulation_self_attn."),
-            companion=True,
+            CONDITIONER, lambda names: names.has("blocks.0.norm_cross_attn") and not names.has("adaln_modulation_self_attn"), companion=True
         ),
         QWEN_VAE_SIGN,
         QWEN3_SIGN,
