@@ -57,6 +57,9 @@ class QwenEditSettings(EditSettings):
     pairs. What to do is learned in the first; which of two shapes is meant comes late."""
     round_factor: float = 0.8
     """How the learning rate of a round compares with the one before."""
+    num_text_rounds: int = 1
+    """Rounds that train the text encoder; the later ones leave it as it is. Trained to the end it holds instructions without a meaning
+    nearer to each other, and a LoRA then teaches one of them at the cost of the others."""
     batch_size: int = 24
     learning_rate: float = 1.5e-3
     num_images: int = 12000
@@ -258,9 +261,10 @@ def train_qwen_edit(
         pools = encode_world(vae, parts.processor, of_round, seed + 1000 * number, sizes)
         shown = editing.batches(pools, of_round, seed + 1000 * number)
         parts.modules().requires_grad_(True)
+        parts.text_encoder.requires_grad_(number < settings.num_text_rounds)
         state = None if saved is None else saved.with_name(f"{saved.name}.{number}")
         name = f"qwen_edit, round {number + 1} of {len(all_rounds)}"
-        pretraining.train(parts.modules(), functools.partial(loss_of, parts, settings=settings), shown, of_round, name, state)
+        pretraining.train(parts.modules(), functools.partial(loss_of, parts, settings=of_round), shown, of_round, name, state)
     return as_pipeline(parts, vae)
 
 

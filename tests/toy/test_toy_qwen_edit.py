@@ -1,7 +1,9 @@
 """The toy Qwen-Image-Edit base: its own classes, instructions that it obeys, and one that it does not know."""
 
+import itertools
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -263,3 +265,17 @@ def test_a_short_build_leaves_a_base_that_loads_and_the_same_seed_the_same_one(t
     assert qwen_edit.sample(parts, vae, ["make it red"], [task.source], [0], num_steps=1)[0].size == (64, 64)
     again = qwen_edit.train_qwen_edit(vae, qwen_edit.QwenEditSettings(num_steps=2, num_images=24), plan.seed)
     assert_stored(vars(parts), again.components)
+
+
+@pytest.mark.long
+def test_late_rounds_have_their_own_times_and_leave_the_text_encoder_as_it_is():
+    _, vae = qwen_edit.load(FOLDER)
+    first = qwen_edit.QwenEditSettings(num_steps=2, num_rounds=1, num_images=24, late_move_fractions=())
+    late = replace(first, late_move_fractions=(0.6,))
+    once, twice, nearer = (
+        qwen_edit.train_qwen_edit(vae, settings, seed=3) for settings in (first, late, replace(late, late_time_mean=late.time_mean))
+    )
+    transformers = [list(pipeline.transformer.parameters()) for pipeline in (once, twice, nearer)]
+    for a, b in itertools.combinations(transformers, 2):
+        assert not all(map(torch.equal, a, b))
+    assert all(map(torch.equal, once.text_encoder.parameters(), twice.text_encoder.parameters()))
