@@ -1,5 +1,6 @@
 """Every kind of file and folder is called by its name, whichever family was chosen for it: "this is a FLUX transformer, you chose SDXL"."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -174,6 +175,13 @@ def test_no_family_takes_a_file_for_its_own_that_is_anothers(tmp_path):
         told = {name: signs for name, signs in own.items() if signs}
         # Several only by the same sign: FLUX.1 and Kontext are one network that was trained for two things.
         assert len(told) <= 1 or set.intersection(*told.values()), f"{kind} is told by {told}"
+
+
+def test_what_stands_beside_a_network_tells_no_family():
+    modules = [importlib.import_module(f"sd_scripts.families.{name}.loading") for name in families.NAMES]
+    beside = {noun for module in modules for noun in (module.SPEC if hasattr(module, "SPEC") else module.LOADER.spec).belongs}
+    own = {sign.what for signs in families.OWN_SIGNS.values() for sign in signs}
+    assert own.isdisjoint(beside), own & beside
 
 
 @pytest.mark.parametrize("name", SPECS)
