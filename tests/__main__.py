@@ -37,7 +37,7 @@ def main(words: Sequence[str]) -> int:
             return code
     if what == "--all" and not any(word.startswith("-") for word in rest):
         return campaign.everything(rest)
-    return called("pytest", *campaign.AT_ONCE, "-m", "" if what == "--all" else "not long", *rest)
+    return called("pytest", *campaign.TWO_AT_ONCE, "-m", "" if what == "--all" else "not long", *rest)
 
 
 if __name__ == "__main__":

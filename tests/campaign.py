@@ -12,9 +12,8 @@ from typing import Any
 
 from tests.trees import ENVIRONMENT, ROOT, Results, tracked
 
-AT_ONCE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
-"""How pytest uses two processors: tests wait for browsers and for what they start, so that two processes leave a tenth of it idle. A
-file's tests stay together, because they share fixtures; long files first, see conftest.py."""
+TWO_AT_ONCE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+"""How pytest uses the processors: a file's tests stay together, because they share fixtures; long files first, see conftest.py."""
 BUSY_TIMES = 10
 NUM_OTHERS = 2
 """Other processes that compute in a busy run: one a core on a small machine."""
@@ -47,7 +46,7 @@ def busy_machine() -> Iterator[None]:
 def tested(files: Sequence[str], marks: str) -> dict[str, Any]:
     """Runs these files; what they say goes to the console."""
     begun = time.monotonic()
-    command = [sys.executable, "-m", "pytest", *AT_ONCE, "-q", "-p", "no:cacheprovider", "-m", marks, *files]
+    command = [sys.executable, "-m", "pytest", *TWO_AT_ONCE, "-q", "-p", "no:cacheprovider", "-m", marks, *files]
     said = ""
     with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None

@@ -119,7 +119,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Modules and tests that are there before the first test runs stay to the end; nobody looks through them for garbage, and through what
-    comes later a twentieth as often as Python does by itself, which took a tenth of the time of tests with models."""
+    comes later less often than Python does by itself, which took a tenth of the time of tests with models."""
     gc.disable()
     try:
         return (yield)

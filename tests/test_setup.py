@@ -264,11 +264,11 @@ def test_test_runs_style_types_and_tests_in_one_go(made):
         ("ruff", ["check", "."]),
         ("ruff", ["format", "--check", "."]),
         ("mypy", []),
-        ("pytest", ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not long", "-k", "two words"]),
+        ("pytest", ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not long", "-k", "two words"]),
     ]
     assert {(threads, offline) for _, _, threads, offline in calls} == {("1", "1")}
     whole = json.loads(made.run("test", "--all", "-k", "two", wheels=False).stdout.splitlines()[-1])
-    assert whole[:2] == ["pytest", ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "", "-k", "two"]]
+    assert whole[:2] == ["pytest", ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "", "-k", "two"]]
 
 
 def test_campaigns_go_on_where_they_were_stopped(made):
@@ -276,7 +276,7 @@ def test_campaigns_go_on_where_they_were_stopped(made):
     subprocess.run(["git", "init", "-q"], cwd=made.folder, check=True)
     called = [
         "pytest",
-        ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "-q", "-p", "no:cacheprovider", "-m", "", "tests/test_something.py"],
+        ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-q", "-p", "no:cacheprovider", "-m", "", "tests/test_something.py"],
     ]
     for calls in (1, 0):
         said = made.run("test", "--all").stdout
