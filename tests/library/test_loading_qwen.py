@@ -107,7 +107,7 @@ def test_a_diffusers_folder_gives_its_networks_ready_and_frozen(saved, tiny):
 
 @pytest.mark.parametrize("version", ["edit", "edit-2509", "edit-2511", "image"])
 def test_what_is_written_says_which_version_it_is(version, tmp_path, caplog):
-    parts = QWEN.tiny_version(version)
+    parts = QWEN.tiny(version)
     QWEN.save(parts, tmp_path / "model", "diffusers", None, {})
     again = load(tmp_path / "model")
     assert_same(again, parts)

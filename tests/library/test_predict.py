@@ -68,7 +68,7 @@ def asked(**changes: object) -> Request:
 
 @pytest.mark.parametrize("version", ["edit", "edit-2509", "edit-2511", "image"])
 def test_an_image_is_the_familys_own_bit_for_bit_with_and_without_what_was_kept(version: str) -> None:
-    predictor = Predictor(QWEN, QWEN.tiny_version(version))
+    predictor = Predictor(QWEN, QWEN.tiny(version))
     most = predictor.controls[1]
     request = asked(images=tuple(image(64 + 16 * number, 64) for number in range(min(2, most))))
     previews = predictor.prepared(request)
@@ -231,7 +231,7 @@ def test_everything_wrong_with_a_request_is_told_at_once(predictor: Predictor, t
 
 @pytest.mark.parametrize(("version", "count", "words"), [("edit", 2, "one control image"), ("image", 1, "no control image")])
 def test_the_number_of_control_images_is_that_of_the_version(version: str, count: int, words: str) -> None:
-    predictor = Predictor(QWEN, QWEN.tiny_version(version))
+    predictor = Predictor(QWEN, QWEN.tiny(version))
     with pytest.raises(OptionError, match=f"{count} given, but tiny is model_version {version}, which takes {words}"):
         predictor.predict(asked(images=tuple(image() for _ in range(count))))
 

@@ -46,14 +46,8 @@ def seed() -> int:
     return random.getrandbits(16)
 
 
-@cache
-def _tiny(name: str) -> Parts:
-    return families.family(name).tiny()
-
-
 def tiny(name: str) -> Parts:
-    """A copy to spoil."""
-    return copy.deepcopy(_tiny(name))
+    return families.family(name).tiny()
 
 
 def quantized(name: str, kind: str) -> Parts:
@@ -93,7 +87,7 @@ def adapted(parts: Parts, name: str, kind: str = "lora", dtype: torch.dtype = to
 
 def step(parts: Parts, network: AdapterNetwork, name: str, seed: int) -> tuple[Tensor, Tensor]:
     """Loss and gradients of a random batch."""
-    x_t, t, conditions = a_call(name, _tiny(name), seed=seed)
+    x_t, t, conditions = a_call(name, tiny(name), seed=seed)
     target = torch.randn(x_t.shape, generator=torch.Generator().manual_seed(seed + 1))
     for tensor in network.parameters():
         tensor.grad = None
@@ -120,7 +114,7 @@ def every_other(kinds: tuple[str, ...], others: Sequence[str] = FAMILIES) -> lis
 
 @pytest.mark.parametrize(("name", "kind"), every_other(QUANTIZATIONS))
 def test_the_linear_layers_of_all_blocks_are_held_in_few_bits_and_no_others(name: str, kind: str) -> None:
-    parts, plain = tiny(name), _tiny(name)
+    parts, plain = tiny(name), tiny(name)
     report = quantize.quantize_network(parts.backbone, kind)
     assert set(report.errors) == set(linear_in_blocks(plain, kind)) and len(report.errors) >= 20
     held = {path for path, layer in parts.backbone.named_modules() if isinstance(layer, PackedLinear) or type(layer).__name__ == "QLinear"}
@@ -248,7 +242,7 @@ def test_nobody_merges_by_peft_into_quantised_layers(kind: str, adapter: str) ->
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A family and a folder with its tiny model."""
     folder = tmp_path_factory.mktemp("models") / request.param
-    families.family(request.param).save(_tiny(request.param), folder, "diffusers", None, {})
+    families.family(request.param).save(tiny(request.param), folder, "diffusers", None, {})
     return request.param, folder
 
 
@@ -283,7 +277,7 @@ def test_what_is_merged_first_is_quantised_afterwards(saved: tuple[str, Path], k
     assert len(held) >= 20
     for path in held:
         assert torch.equal(plain_weight(layers_of(parts)[path]), plain_weight(wanted[path])), path
-        assert not torch.equal(plain_weight(wanted[path]), layers_of(_tiny(name))[path].weight)
+        assert not torch.equal(plain_weight(wanted[path]), layers_of(tiny(name))[path].weight)
 
 
 @pytest.mark.parametrize("saved", FAMILIES, indirect=True)
@@ -302,7 +296,7 @@ def test_the_large_text_encoder_is_held_in_eight_bits(saved: tuple[str, Path], d
     assert dtype_of(parts.text_encoders[large]) is dtype
     if name != "qwen_edit":
         family = families.family(name)
-        found, wanted = (family.encode_prompts(one, ["a red star"])[0] for one in (parts, _tiny(name)))
+        found, wanted = (family.encode_prompts(one, ["a red star"])[0] for one in (parts, tiny(name)))
         for key, rows in wanted.items():
             assert (found[key].float() - rows).norm() < 0.2 * rows.norm(), key
 
@@ -313,10 +307,10 @@ def test_a_training_adapter_stands_beside_packed_layers(kind: str, tmp_path: Pat
     whole = tiny(name)
     network = adapted(whole, name)
     export(network, whole, tmp_path / "undo.safetensors", save_model_as="kohya", precision="float")
-    families.family(name).save(_tiny(name), tmp_path / "base", "diffusers", None, {})
+    families.family(name).save(tiny(name), tmp_path / "base", "diffusers", None, {})
     given = {"transformer_quantization": kind, "training_adapter": str(tmp_path / "undo.safetensors")}
     parts, plain = load((name, tmp_path / "base"), **given), load((name, tmp_path / "base"), transformer_quantization=kind)
-    call = a_call(name, _tiny(name), seed=seed)
+    call = a_call(name, tiny(name), seed=seed)
     with torch.no_grad():
         helped, want = (families.family(name).denoise(one, *call) for one in (parts, plain))
         with parts.without_training_adapter():

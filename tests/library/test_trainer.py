@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 import math
@@ -24,7 +23,7 @@ from accelerate import Accelerator
 from sd_scripts.families import RUNS, family
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.core.errors import NonFiniteLoss
-from sd_scripts.library.core.protocols import Batch, Geometry, Losses, Parts
+from sd_scripts.library.core.protocols import Batch, Geometry, Losses
 from sd_scripts.library.core.rng import rng_for
 from sd_scripts.library.memory.oom_advice import is_out_of_memory
 from sd_scripts.library.objectives import make as objectives
@@ -59,16 +58,10 @@ SQUARE = Geometry((64, 64), (0, 0), (64, 64))
 
 
 @cache
-def tiny() -> Parts:
-    """The model before anything is put on it; to copy."""
-    return SDXL.tiny()
-
-
-@cache
 def text_of(caption: str) -> dict[str, torch.Tensor]:
     """What frozen encoders make of a caption."""
     with torch.no_grad():
-        return SDXL.encode_prompts(tiny(), [caption])[0]
+        return SDXL.encode_prompts(SDXL.tiny(), [caption])[0]
 
 
 class MadeUp:
@@ -113,7 +106,7 @@ def make(folder: Path, *, batch: int = 2, accumulation: int = 1, steps: int = 6,
         return kind(**fixed, **{name: value for name, value in options.items() if name in kind.model_fields})
 
     folder.mkdir(parents=True, exist_ok=True)
-    parts, run = copy.deepcopy(tiny()), RunDirectory(folder)
+    parts, run = SDXL.tiny(), RunDirectory(folder)
     network_options = section(UNetNetworkOptions, network_dim=2)
     network = attach(parts, network_options, SDXL.adapter_targets(parts, False), seed=5)
     optimizer_options = OptimizerOptions(

@@ -27,7 +27,7 @@ from . import structures, training_adapter
 from .images import evaluating, first_of, told_guidance
 from .samplers import schedule, watched
 from .scheduled import DISTILLED, ScheduledFamily
-from .tiny import tiny_parts
+from .tiny import made_once, tiny_parts
 from .transformer_loading import Loader, scheduler_in
 
 TOKEN = 16
@@ -85,6 +85,7 @@ class TransformerFamily(ScheduledFamily):
         self.loader.finish(found[0])
         return found
 
+    @made_once
     def tiny(self) -> Parts:
         """The same classes with few layers and seeded weights, told what default options say but for tiny_settings; see ModelFamily."""
         loader = self.loader

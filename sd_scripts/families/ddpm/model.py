@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sd_scripts.families.common import structures
 from sd_scripts.families.common.made import MadeFamily
+from sd_scripts.families.common.tiny import made_once
 from sd_scripts.library.core.devices import META
 from sd_scripts.library.core.protocols import (
     ESTIMATE,
@@ -79,6 +80,7 @@ class Ddpm(MadeFamily):
         """See ModelFamily."""
         return loading.VERSION
 
+    @made_once
     def tiny(self) -> Parts:
         """A model in the latents of the built-in VAE with two levels and random (seeded) weights, float32, on the CPU, in eval mode."""
         options = DdpmModelOptions(

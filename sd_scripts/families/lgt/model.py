@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sd_scripts.dataset.plan import Plan
 from sd_scripts.families.common.made import MadeFamily
+from sd_scripts.families.common.tiny import made_once
 from sd_scripts.library.core.protocols import (
     EDGES,
     Beginning,
@@ -108,6 +109,7 @@ class Lgt(MadeFamily):
         """See ModelFamily."""
         return loading.VERSION
 
+    @made_once
     def tiny(self) -> Parts:
         """A model in the latents of the built-in VAE with two levels and random (seeded) weights, float32, on the CPU, in eval mode.
 

@@ -19,7 +19,7 @@ from sd_scripts.families.common.comfyui_levels import FlowLevels, Graph
 from sd_scripts.families.common.editing import EditingTransformerFamily, conditions_with_controls, pixels_at
 from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.common.qwen_vae import QwenVaeFamily, tiny_qwen_vae
-from sd_scripts.families.common.tiny import tiny_parts
+from sd_scripts.families.common.tiny import made_once, tiny_parts
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
 from sd_scripts.families.common.transformers import TextShape, controls_of, given_first, in_groups
 from sd_scripts.library.core.devices import META
@@ -68,12 +68,9 @@ class QwenEdit(QwenVaeFamily, EditingTransformerFamily):
         """See ModelFamily."""
         return loading.VERSIONS[parts.settings["model_version"]]
 
-    def tiny(self) -> Parts:
-        """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode; of version edit-2509."""
-        return self.tiny_version("edit-2509")
-
-    def tiny_version(self, version: str) -> Parts:
-        """The tiny model of another version: edit, edit-2509, edit-2511 or image."""
+    @made_once
+    def tiny(self, version: str = "edit-2509") -> Parts:
+        """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode; of any version."""
         tokenizer = tiny_qwen_tokenizer(qwen_templates.template_of(one).text for one in MAX_CONTROLS)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -95,7 +92,7 @@ class QwenEdit(QwenVaeFamily, EditingTransformerFamily):
         area = qwen_templates.AREA if options.control_resolution is None else options.control_resolution**2
         settings = {"max_token_length": options.max_token_length, "area": qwen_templates.AREA, "control_area": area}
         changes = {"backbone": {"zero_cond_t": True}} if version == "edit-2511" else {}
-        return structures.published(loading.SPEC, self.tiny_version(version), options, header, settings, changes)
+        return structures.published(loading.SPEC, self.tiny(version), options, header, settings, changes)
 
     def text_shape(self, parts: Parts, num_tokens: int, num_controls: int) -> TextShape:
         """As long as the instruction in its template and the rows of its control images; see TransformerFamily."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import CLIPTextModel
 
 from sd_scripts.families.common import images, structures, unet
-from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
+from sd_scripts.families.common.tiny import made_once, tiny_clip_config, tiny_clip_tokenizer, tiny_vae
 from sd_scripts.library.core.protocols import Condition, DeviceMap, Dtypes, Geometry, Parts, Version
 from sd_scripts.runs.model_headers import Header, what_is
 
@@ -46,6 +46,7 @@ class Sd(unet.UNetFamily):
             return loading.VERSION1
         return loading.VERSION2_V if parts.kind == "v_prediction" else loading.VERSION2
 
+    @made_once
     def tiny(self, second: bool = False) -> Parts:
         """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode; second makes it SD 2.x-like."""
         tokenizer = tiny_clip_tokenizer("!" if second else "<|endoftext|>")

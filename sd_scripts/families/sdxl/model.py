@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.families.common import images, structures, unet
-from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
+from sd_scripts.families.common.tiny import made_once, tiny_clip_config, tiny_clip_tokenizer, tiny_vae
 from sd_scripts.library.core.protocols import Condition, DeviceMap, Dtypes, Geometry, Parts, Preview, Version
 from sd_scripts.runs.model_headers import Header
 
@@ -44,6 +44,7 @@ class Sdxl(unet.UNetFamily):
         """See ModelFamily."""
         return loading.VERSION
 
+    @made_once
     def tiny(self) -> Parts:
         """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode."""
         tokenizers = {"te1": tiny_clip_tokenizer("<|endoftext|>"), "te2": tiny_clip_tokenizer("!")}

@@ -85,7 +85,7 @@ def options_for(data: Path, **values: object) -> QwenImageDatasetOptions:
 @lru_cache(maxsize=4)
 def tiny(version: str = "edit-2509") -> Parts:
     """The tiny model of a version; shared, so nobody may change it."""
-    return QwenEdit().tiny_version(version)
+    return QwenEdit().tiny(version)
 
 
 def plan_for(options: DatasetOptions, root: Path, seed: int = 5, controls: Controls | None = None, **shape: int) -> Plan:

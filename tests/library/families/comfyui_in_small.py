@@ -82,7 +82,7 @@ def parts_of(name: str) -> Parts:
     case = CASES[name]
     family: Any = families.family(case.family)
     if case.variant:
-        parts: Parts = family.tiny(second=True) if case.variant == "second" else family.tiny_version(case.variant)
+        parts: Parts = family.tiny(second=True) if case.variant == "second" else family.tiny(case.variant)
     else:
         parts = family.tiny()
     if name == "sd2":

@@ -91,7 +91,7 @@ def test_noise_levels_by_name_are_comfyuis(name: str) -> None:
     wanted, _ = recorded(name)
     case = small.CASES[name]
     family: Any = families.family(case.family)
-    parts = family.tiny_version(case.variant) if case.family == "qwen_edit" else family.tiny()
+    parts = family.tiny(case.variant) if case.family == "qwen_edit" else family.tiny()
     for key in (key for key in wanted if key.startswith("sigmas/")):
         _, scheduler, *shifted = key.split("/")
         levels: Any = levels_of(parts, family.comfyui(parts), small.SHIFT if shifted else None)

@@ -33,7 +33,7 @@ def inputs(parts: Parts, times: Sequence[float]) -> tuple[Tensor, Tensor, list[C
 @pytest.mark.parametrize("version", ["edit-2509", "edit-2511"])
 @pytest.mark.parametrize("times", [(0.001, 0.5, 1.0), (0.3337, 0.5, 0.98765)], ids=["in the table", "outside of it"])
 def test_a_table_predicts_what_the_layers_predicted(version: str, times: tuple[float, ...]) -> None:
-    plain, tabled = FAMILY.tiny_version(version), tabulate(FAMILY.tiny_version(version), CPU)
+    plain, tabled = FAMILY.tiny(version), tabulate(FAMILY.tiny(version), CPU)
     x_t, t, conditions = inputs(plain, times)
     with torch.no_grad():
         first, second = (FAMILY.denoise(parts, x_t, t, conditions) for parts in (plain, tabled))
@@ -52,9 +52,9 @@ def test_the_weights_of_the_modulation_are_off_the_transformer() -> None:
 def test_gradients_are_the_same_with_checkpointing_and_several_forward_passes(version: str) -> None:
     gradients = []
     torch.manual_seed(5)
-    plain = FAMILY.tiny_version(version)
+    plain = FAMILY.tiny(version)
     x_t, t, conditions = inputs(plain, (0.25, 0.75, 0.9))
-    for parts, checkpointing in ((plain, False), (tabulate(FAMILY.tiny_version(version), CPU), True)):
+    for parts, checkpointing in ((plain, False), (tabulate(FAMILY.tiny(version), CPU), True)):
         if checkpointing:
             parts.backbone.enable_gradient_checkpointing()
         parts.backbone.train()

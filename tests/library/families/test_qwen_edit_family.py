@@ -102,7 +102,7 @@ def test_templates_are_those_of_the_published_models(version):
         "edit-2509": (386, 64, "d5d65822319c1228"),
         "edit-2511": (386, 64, "d5d65822319c1228"),
     }[version]
-    parts = QWEN.tiny_version(version)
+    parts = QWEN.tiny(version)
     tokenizer, mark = parts.tokenizers["te1"], parts.text_encoders["te1"].config.image_token_id
     qwen_templates.check_tokenizer(tokenizer, version, mark, "here")
     with pytest.raises(OptionError, match=r"not the tokenizer of Qwen2\.5-VL"):
@@ -112,12 +112,12 @@ def test_templates_are_those_of_the_published_models(version):
 
 
 def test_the_settings_that_rows_depend_on_tell_the_versions_apart():
-    found = [repr(QWEN.tiny_version(version).settings) for version in VERSIONS]
+    found = [repr(QWEN.tiny(version).settings) for version in VERSIONS]
     assert len(set(found)) == len(VERSIONS)
 
 
 def test_rows_are_those_of_the_pipeline_with_positions_on_three_axes(version):
-    parts = QWEN.tiny_version(version)
+    parts = QWEN.tiny(version)
     for most_pixels, caption in zip((3600, 3600, 20000, 200000), CAPTIONS, strict=True):
         images = [image(96, 32) if index else image() for index, _ in enumerate(controls_for(parts))]
         seen = images
@@ -161,7 +161,7 @@ def test_a_transformers_with_other_positions_is_noticed(monkeypatch):
 
 def test_rows_of_the_images_are_shared_and_an_instruction_is_encoded_the_same_in_any_company():
     for version in ("edit", "edit-2509"):
-        parts = QWEN.tiny_version(version)
+        parts = QWEN.tiny(version)
         images = [pixels_of(one) for one in controls_for(parts)]
         with torch.no_grad():
             prefix, suffixes = QWEN.encode_instructions(parts, images, CAPTIONS)
@@ -174,19 +174,19 @@ def test_rows_of_the_images_are_shared_and_an_instruction_is_encoded_the_same_in
 
 
 def test_an_instruction_without_images_shares_no_rows():
-    parts = QWEN.tiny_version("image")
+    parts = QWEN.tiny("image")
     prefix, suffixes = QWEN.encode_instructions(parts, [], CAPTIONS)
     texts = QWEN.encode_prompts(parts, CAPTIONS)
     assert prefix.shape == (0, 32)
     assert all(torch.equal(suffix, text["text"]) for suffix, text in zip(suffixes, texts, strict=True))
     with pytest.raises(OptionError, match="edit reads an instruction only together with its control image"):
-        QWEN.encode_prompts(QWEN.tiny_version("edit"), ["red"])
+        QWEN.encode_prompts(QWEN.tiny("edit"), ["red"])
 
 
 def test_instructions_are_cut_at_the_limit_and_marks_of_images_are_refused(caplog):
     qwen_prompts._tell_of_cut.cache_clear()
     for version in ("edit-2509", "image"):
-        parts = QWEN.tiny_version(version)
+        parts = QWEN.tiny(version)
         parts.settings["max_token_length"] = 16
         images = [pixels_of(one) for one in controls_for(parts)]
         word = parts.tokenizers["te1"].decode([300])
@@ -199,7 +199,7 @@ def test_instructions_are_cut_at_the_limit_and_marks_of_images_are_refused(caplo
 
 
 def test_images_that_leave_no_room_for_an_instruction_are_refused():
-    parts = QWEN.tiny_version("edit")
+    parts = QWEN.tiny("edit")
     parts.processor.image_processor.size = {"shortest_edge": 3136, "longest_edge": 10**8}
     with pytest.raises(OptionError, match=r"control_resolution: control images of 3584 x 1008 fill \d+ of the 4096 text positions"):
         QWEN.encode_instructions(parts, [torch.zeros(3, 1008, 3584)], ["red"])
@@ -209,7 +209,7 @@ def test_images_that_leave_no_room_for_an_instruction_are_refused():
 
 
 def test_latents_and_images_are_those_of_the_pipeline(version):
-    parts = QWEN.tiny_version(version)
+    parts = QWEN.tiny(version)
     shown = pixels_of(image(96, 64))[None]
     latents = QWEN.encode_images(parts, shown)
     plain = parts.vae.encode(shown[:, :, None]).latent_dist.mode()
@@ -220,7 +220,7 @@ def test_latents_and_images_are_those_of_the_pipeline(version):
 
 @pytest.mark.parametrize("zero_cond_t", [False, True])
 def test_denoise_is_the_transformer_on_packed_tokens_with_the_target_first(zero_cond_t):
-    parts = QWEN.tiny_version("edit-2511" if zero_cond_t else "edit-2509")
+    parts = QWEN.tiny("edit-2511" if zero_cond_t else "edit-2509")
     x_t, t = torch.randn((2, 16, 8, 6), generator=GENERATOR), torch.tensor([0.31, 0.7])
     conditions = [condition(9, (4, 6), (8, 8)), condition(9, (4, 6), (8, 8))]
     seen: list[dict] = []
@@ -243,7 +243,7 @@ def test_denoise_is_the_transformer_on_packed_tokens_with_the_target_first(zero_
 
 @pytest.mark.parametrize("version_of_plus", ["edit-2509", "edit-2511"])
 def test_any_mixture_of_shapes_in_a_batch_equals_single_runs(version_of_plus):
-    parts = QWEN.tiny_version(version_of_plus)
+    parts = QWEN.tiny(version_of_plus)
     conditions = [
         condition(20, (8, 8)),
         condition(38, (4, 6), (8, 8)),
@@ -263,7 +263,7 @@ def test_control_images_and_their_order_matter_and_zero_cond_t_holds_them_at_tim
     x_t, one = torch.randn((1, 16, 8, 8), generator=GENERATOR), condition(9, (8, 8), (8, 8))
     turned = {**one, "control_0": one["control_1"], "control_1": one["control_0"]}
     for version in ("edit-2509", "edit-2511"):
-        parts = QWEN.tiny_version(version)
+        parts = QWEN.tiny(version)
         t = torch.tensor([0.5])
         found = QWEN.denoise(parts, x_t, t, [one])
         assert not torch.allclose(found, QWEN.denoise(parts, x_t, t, [turned]), atol=1e-4)
@@ -277,7 +277,7 @@ def test_control_images_and_their_order_matter_and_zero_cond_t_holds_them_at_tim
 
 @pytest.mark.parametrize("zero_cond_t", [False, True])
 def test_times_reach_the_transformer_unrounded_in_bfloat16(zero_cond_t):
-    parts = QWEN.tiny_version("edit-2511" if zero_cond_t else "edit-2509")
+    parts = QWEN.tiny("edit-2511" if zero_cond_t else "edit-2509")
     parts.backbone.to(torch.bfloat16)
     seen: list[Tensor] = []
     handle = parts.backbone.time_text_embed.time_proj.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]))
@@ -309,7 +309,7 @@ def call(pipeline: diffusers.DiffusionPipeline, parts: Parts, request: Preview, 
 
 @pytest.mark.parametrize("cfg_scale", [1.0, 4.0])
 def test_images_are_bit_for_bit_those_of_the_pipeline(version, cfg_scale):
-    parts = QWEN.tiny_version(version)
+    parts = QWEN.tiny(version)
     # edit has its area of a million pixels in the code: it is given latents of control images instead.
     request = Preview(
         "make it red",
@@ -390,7 +390,7 @@ def test_the_published_schedule_has_the_published_figures():
 
 
 def test_every_step_is_told_and_may_end_the_rendering():
-    parts = QWEN.tiny_version("image")
+    parts = QWEN.tiny("image")
     steps: list[tuple[int, int, tuple[int, ...]]] = []
     request = Preview("red", "", 64, 32, 4, 3, 1.0)
     QWEN.render(parts, [request], lambda step, total, latents: steps.append((step, total, tuple(latents.shape))))
@@ -411,7 +411,7 @@ def test_every_step_is_told_and_may_end_the_rendering():
     [("edit", 0, "0 were given, but Qwen-Image edit takes 1"), ("edit-2509", 4, "takes 1 to 3"), ("image", 1, "takes 0")],
 )
 def test_a_number_of_control_images_that_the_model_does_not_take_is_refused(version_given, count, words):
-    parts = QWEN.tiny_version(version_given)
+    parts = QWEN.tiny(version_given)
     with pytest.raises(OptionError, match=words):
         QWEN.render(parts, [Preview("red", width=64, height=64, steps=1, controls=tuple(image() for _ in range(count)))])
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from functools import cache
-
 import pytest
 
 from sd_scripts.families.flux.model import Flux
@@ -15,20 +12,15 @@ from sd_scripts.families.zimage.model import ZImage
 from sd_scripts.library.core.protocols import Parts
 
 
-@cache
-def _sdxl() -> Parts:
-    return Sdxl().tiny()
-
-
 @pytest.fixture
 def parts() -> Parts:
-    return copy.deepcopy(_sdxl())
+    return Sdxl().tiny()
 
 
 @pytest.fixture
 def twin() -> Parts:
     """The same model again, without the adapter that `parts` gets."""
-    return copy.deepcopy(_sdxl())
+    return Sdxl().tiny()
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ ANIMA = Anima()
 
 @pytest.fixture
 def parts() -> Parts:
-    return copy.deepcopy(ANIMA.tiny())
+    return ANIMA.tiny()
 
 
 def test_a_published_file_of_full_size_becomes_what_diffusers_makes_of_it() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ KONTEXT, SPEC, CPU = Kontext(), LOADER.spec, torch.device("cpu")
 
 @pytest.fixture
 def parts() -> Parts:
-    return copy.deepcopy(KONTEXT.tiny())
+    return KONTEXT.tiny()
 
 
 def test_diffusers_pipeline_does_with_the_file_what_the_trained_model_does(parts: Parts, tmp_path: Path) -> None:

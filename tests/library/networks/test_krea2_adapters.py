@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ KREA = Krea2()
 
 @pytest.fixture
 def parts() -> Parts:
-    return copy.deepcopy(KREA.tiny())
+    return KREA.tiny()
 
 
 def test_a_published_file_of_full_size_becomes_what_diffusers_makes_of_it() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,12 +23,6 @@ MODELS_OF_ALL = {name: run.model_fields["model"].annotation for (name, method), 
 MODELS = {name: MODELS_OF_ALL[name] for name in FAMILIES}
 
 
-@pytest.fixture(scope="module")
-def tiny() -> Callable[[str], Parts]:
-    """By the family; to copy."""
-    return cache(lambda name: family_of(name).tiny())
-
-
 @pytest.mark.parametrize(
     ("kind", "layout"),
     [
@@ -41,18 +32,16 @@ def tiny() -> Callable[[str], Parts]:
     ],
 )
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_file_of_any_kind_merges_into_what_was_trained(
-    name: str, kind: str, layout: str, tiny: Callable[[str], Parts], tmp_path: Path
-) -> None:
-    parts, family = copy.deepcopy(tiny(name)), family_of(name)
+def test_a_file_of_any_kind_merges_into_what_was_trained(name: str, kind: str, layout: str, tmp_path: Path) -> None:
+    parts, family = family_of(name).tiny(), family_of(name)
     before, live = velocity(family, parts), saved(family, parts, tmp_path / "adapter.safetensors", layout, kind)
     merge_into(parts, tmp_path / "adapter.safetensors")
     assert (before - live).abs().max() > 1e-2 and near(velocity(family, parts), live)
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if issubclass(MODELS[name], FewStepModelOptions)])
-def test_a_training_adapter_is_on_in_training_and_off_in_previews(name: str, tiny: Callable[[str], Parts], tmp_path: Path) -> None:
-    parts, family = tiny(name), family_of(name)
+def test_a_training_adapter_is_on_in_training_and_off_in_previews(name: str, tmp_path: Path) -> None:
+    parts, family = family_of(name).tiny(), family_of(name)
     family.save(parts, tmp_path / "base", "diffusers", None, {})
     live, plain = saved(family, parts, tmp_path / "undo.safetensors", "kohya"), velocity(family, parts)
 
