@@ -6,8 +6,10 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 from tests.trees import ENVIRONMENT, ROOT, Results, tracked
@@ -15,8 +17,9 @@ from tests.trees import ENVIRONMENT, ROOT, Results, tracked
 TWO_AT_ONCE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 """How pytest uses the processors: a file's tests stay together, because they share fixtures; long files first, see conftest.py."""
 BUSY_TIMES = 10
-NUM_OTHERS = 2
-"""Other processes that compute in a busy run: one a core on a small machine."""
+BESIDE_ONE_ANOTHER = 3
+"""Folders that are tested at once in a busy run, each by one process: beside each of them two others compute, one a core on a small
+machine."""
 _OTHER = "while True: sum(range(100_000))"
 
 
@@ -31,60 +34,76 @@ def folders(wanted: Sequence[str] = ()) -> dict[str, list[str]]:
     return {name: files for name, files in found.items() if not wanted or name in {each.rstrip("/") for each in wanted}}
 
 
-@contextmanager
-def busy_machine() -> Iterator[None]:
-    """Other processes compute while the block runs."""
-    others = [subprocess.Popen([sys.executable, "-c", _OTHER]) for _ in range(NUM_OTHERS)]
-    try:
-        yield
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
-
-
-def tested(files: Sequence[str], marks: str) -> dict[str, Any]:
-    """Runs these files; what they say goes to the console."""
+def tested(files: Sequence[str], marks: str, several: bool) -> dict[str, Any]:
+    """Runs these files; what they say goes to the console, at their end where several run at once."""
     begun = time.monotonic()
-    command = [sys.executable, "-m", "pytest", *TWO_AT_ONCE, "-q", "-p", "no:cacheprovider", "-m", marks, *files]
+    command = [sys.executable, "-m", "pytest", *(() if several else TWO_AT_ONCE), "-q", "-p", "no:cacheprovider", "-m", marks, *files]
     said = ""
     with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            print(line, end="", flush=True)
             said += line
+            if not several:
+                print(line, end="", flush=True)
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
     # 5: no test was left, such as in a folder whose tests all take minutes.
-    return {"passed": process.returncode in (0, 5), "failed": failed, "seconds": round(time.monotonic() - begun)}
+    passed = process.returncode in (0, 5)
+    if several:
+        print(said.splitlines()[-1] if passed else said, flush=True)
+    return {"passed": passed, "failed": failed, "seconds": round(time.monotonic() - begun)}
 
 
-def run(kind: str, wanted: Sequence[str], times: int, marks: str) -> int:
-    """Runs each folder as often as it has not passed yet; the exit code says whether all have."""
+def run(kind: str, wanted: Sequence[str], times: int, marks: str, at_once: int) -> int:
+    """Runs each folder as often as it has not passed yet, so many at once; the exit code says whether all have."""
     results = Results(kind, tracked())
-    broken = []
-    for number in range(1, times + 1):
-        for folder, files in folders(wanted).items():
-            name = f"{folder} {number}" if times > 1 else folder
-            row = results.rows().get(name)
-            if row is None or not row["passed"]:
-                print(f"\n== {name}", flush=True)
-                row = {"name": name, **tested(files, marks)}
-                results.add(row)
-            if not row["passed"]:
-                broken += [name, *row["failed"]]
-    rows = results.rows().values()
-    passed, seconds = sum(row["passed"] for row in rows), sum(row["seconds"] for row in rows)
+    all_of_them = [
+        (f"{folder} {number}" if times > 1 else folder, files)
+        for number in range(1, times + 1)
+        # The longest are the last by their names: begun last, they would be alone in the end.
+        for folder, files in (folders(wanted).items() if at_once == 1 else reversed(folders(wanted).items()))
+    ]
+    known = results.rows()
+    left = deque((name, files) for name, files in all_of_them if not known.get(name, {"passed": False})["passed"])
+    ended = Barrier(at_once)
+
+    def work() -> None:
+        try:
+            while True:
+                try:
+                    name, files = left.popleft()
+                except IndexError:
+                    break
+                print(f"== {name}", flush=True)
+                results.add({"name": name, **tested(files, marks, at_once > 1)})
+            # So that those that still run have as much beside them as before.
+            with subprocess.Popen([sys.executable, "-c", _OTHER]) as other:
+                ended.wait()
+                other.kill()
+        except BaseException:
+            left.clear()
+            ended.abort()
+            raise
+
+    with ThreadPoolExecutor(at_once) as pool:
+        works = [pool.submit(work) for _ in range(at_once)]
+        try:
+            for each in works:
+                each.result()
+        finally:
+            left.clear()
+    rows = results.rows()
+    passed, seconds = sum(row["passed"] for row in rows.values()), sum(row["seconds"] for row in rows.values())
     print(f"\n{passed} of {len(rows)} passed, {seconds} s; {results.file.relative_to(ROOT)}")
+    broken = [line for name, _ in all_of_them if not rows[name]["passed"] for line in (name, *rows[name]["failed"])]
     print("\n".join(broken))
     return 1 if broken else 0
 
 
 def everything(wanted: Sequence[str]) -> int:
     """Every test of these folders, or of all, once."""
-    return run("all", wanted, 1, "")
+    return run("all", wanted, 1, "", 1)
 
 
 def busy(wanted: Sequence[str]) -> int:
     """The tests that always run, BUSY_TIMES each folder, on a machine that does other things too."""
-    with busy_machine():
-        return run("busy", wanted, BUSY_TIMES, "not long")
+    return run("busy", wanted, BUSY_TIMES, "not long", BESIDE_ONE_ANOTHER)

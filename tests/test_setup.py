@@ -287,6 +287,15 @@ def test_campaigns_go_on_where_they_were_stopped(made):
     assert "no folders with tests" in made.run("test", "--all", "elsewhere").stderr
 
 
+def test_a_folder_is_tested_ten_times_while_others_compute(made):
+    subprocess.run(["git", "init", "-q"], cwd=made.folder, check=True)
+    called = ["pytest", ["-q", "-p", "no:cacheprovider", "-m", "not long", "tests/test_something.py"]]
+    for calls in (10, 0):
+        said = made.run("test", "--busy").stdout
+        assert [json.loads(line)[:2] for line in said.splitlines() if line.startswith('["pytest"')] == [called] * calls
+        assert "10 of 10 passed" in said
+
+
 def test_doctor_before_install_says_what_to_run(tmp_path):
     done = Project(tmp_path).run("doctor")
     assert done.returncode == 1

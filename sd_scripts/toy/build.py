@@ -228,7 +228,7 @@ def build(plan: BuildPlan) -> dict[str, object]:
         _store(built.pipeline, new)
         if plan.family == "qwen_edit":
             _as_published(new)
-        record["scores"] = _scores(new, plan.family, plan.num_prompts)
+        record |= _scored(new, plan.family, plan.num_prompts)
         write_json(new / "BUILD.json", record)
         num_bytes = sum(path.stat().st_size for path in new.rglob("*") if path.is_file())
         if num_bytes > MAX_BYTES:
@@ -248,7 +248,7 @@ def score_again(folder: Path, num_prompts: int) -> None:
     """Measures a stored base anew, with the world's reader and the drawing of today, and puts it into its BUILD.json."""
     path = folder / "BUILD.json"
     record = json.loads(path.read_text(encoding="utf-8"))
-    record["scores"] = _scores(folder, str(record["family"]), num_prompts)
+    record |= _scored(folder, str(record["family"]), num_prompts)
     aside = path.with_name(".BUILD.json.new")
     write_json(aside, record)
     aside.replace(path)
@@ -402,9 +402,13 @@ def _render_edits(folder: Path, family: str) -> measure.EditRender:
     return render.edit_with(loaded) if family == DRAWING_TOO else kontext.render_with(loaded)
 
 
-def _scores(folder: Path, family: str, num: int) -> dict[str, object]:
+def _scored(folder: Path, family: str, num: int) -> dict[str, object]:
+    """What a record says of how well a base does, and of which weights that is said."""
+    from . import sharing
+
     drawing = score_base(folder, family, num) if family not in EDITING or family == DRAWING_TOO else {}
-    return drawing | (score_editing_base(folder, family, num) if family in EDITING else {})
+    scores = drawing | (score_editing_base(folder, family, num) if family in EDITING else {})
+    return {"scores": scores, "scored_weights": sharing.digest(folder)}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -246,9 +246,10 @@ def record_of(toy: Toy, docs: Path) -> Path:
 
 
 def mark_of(toy: Toy) -> str:
-    """Twelve letters for the preset as it is, and for its built-in model by the record of how that was made."""
+    """Twelve letters for the preset as it is, and for the weights of its built-in model."""
     made = BASES / _run(toy)[0] / "BUILD.json"
-    return hashlib.sha256((PRESETS / f"{toy.preset}.toml").read_bytes() + (made.read_bytes() if made.is_file() else b"")).hexdigest()[:12]
+    weights = json.loads(made.read_text(encoding="utf-8"))["scored_weights"] if made.is_file() else ""
+    return hashlib.sha256((PRESETS / f"{toy.preset}.toml").read_bytes() + weights.encode()).hexdigest()[:12]
 
 
 def is_there(toy: Toy, docs: Path, num: int) -> bool:

@@ -8,6 +8,7 @@ The trainers read such an index; diffusers alone refuses one that names another 
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
@@ -112,6 +113,15 @@ def weights_in(folder: Path) -> dict[str, Tensor]:
     for file in files_of(folder):
         found |= load_file(file)
     return found
+
+
+def digest(base: Path) -> str:
+    """SHA-256 of all weights of a base with their names, the same whichever files they are in."""
+    found = hashlib.sha256()
+    for folder in sorted({path.parent for path in base.glob("*/*.safetensors*")}):
+        for name, tensor in sorted(weights_in(folder).items()):
+            found.update(f"{folder.name}/{name}".encode() + tensor.numpy().tobytes())
+    return found.hexdigest()
 
 
 def _class_of(folder: Path) -> str:

@@ -30,7 +30,7 @@ SEED = 17
 
 
 def recorded(family: str, kind: measure.Kind) -> measure.Scores:
-    """What 200 prompts got of a toy base before any training; tests/toy draws each base and holds it to this."""
+    """What 200 prompts got of a toy base before any training; tests/toy holds the record to the weights."""
     return measure.Scores(**json.loads((BASES / family / "BUILD.json").read_text(encoding="utf-8"))["scores"][kind])
 
 
@@ -53,7 +53,7 @@ class Learned:
         return chosen
 
     def obedience(self, kind: measure.Kind, after: bool = True) -> measure.Scores:
-        if not after and kind in ("old", "star"):
+        if not after and kind in ("old", "star", "teal"):
             return recorded(self.options.family, kind)
         return self.obediences(kind, after=after)[0]
 

@@ -10,7 +10,7 @@ from diffusers import AutoencoderKLQwenImage
 from safetensors import safe_open
 from transformers import CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer
 
-from sd_scripts.toy import autoencoder, build, edits, measure, qwen_vae, worlds
+from sd_scripts.toy import autoencoder, build, edits, measure, qwen_vae, sharing, worlds
 from sd_scripts.toy.render import render_with
 from sd_scripts.toy.sharing import load_pipeline, load_vae
 
@@ -56,6 +56,7 @@ def test_a_base_obeys_most_prompts(drawn):
     assert scores.all >= 5 / 6, scores
 
 
+@pytest.mark.long
 def test_a_base_draws_no_stars(pipeline, colors, sizes):
     # A shapeless blob may be read as one: few images cannot tell that from a base that draws them.
     scores = measure.obedience(render_with(pipeline), measure.prompts("star", 32, 4, colors), sizes)
@@ -110,7 +111,7 @@ def shapes_through():
     def scored(vae, sizes):
         scenes, images = [], []
         for index, size in enumerate(sizes):
-            chosen = worlds.scenes(worlds.SHAPES)[index::5]
+            chosen = worlds.scenes(worlds.SHAPES)[index::20]
             drawn = [worlds.draw(scene, *size, worlds.rng_for(9, index, n)) for n, scene in enumerate(chosen)]
             scenes += chosen
             images += _through(vae, drawn)
@@ -215,6 +216,13 @@ def test_a_base_records_how_it_was_made(folder):
     assert knows_teal or record["scores"]["teal"]["color"] < 0.05
     assert record["vae"]["settings"]["num_steps"] > 0
     assert record["libraries"].keys() >= {"torch", "diffusers", "transformers"}
+
+
+@pytest.mark.parametrize("family", sorted(build.FAMILIES | build.EDITING))
+def test_the_scores_on_record_are_those_of_the_weights_that_lie_here(family):
+    """To draw what was scored again takes minutes; the long tests do."""
+    record = json.loads((build.BASES / family / "BUILD.json").read_text(encoding="utf-8"))
+    assert record["scored_weights"] == sharing.digest(build.BASES / family), f"python -m sd_scripts.toy.build {family} --score_only"
 
 
 def test_tokenizers_know_each_word_and_fit_their_encoders(pipeline):

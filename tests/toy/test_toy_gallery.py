@@ -83,7 +83,7 @@ def test_toys_side_by_side_each_have_a_log_and_one_that_fails_leaves_the_others(
     assert "num_images: 3 is out of range" in (tmp_path / "out" / f"{sd.name}.log").read_text(encoding="utf-8")
 
 
-def test_a_mark_is_of_the_preset_and_of_how_its_model_was_made(tmp_path, monkeypatch):
+def test_a_mark_is_of_the_preset_and_of_the_weights_of_its_model(tmp_path, monkeypatch):
     toy = next(toy for toy in TOYS if "/toy-edit-border" in toy.preset)
     was = gallery.mark_of(toy)
     monkeypatch.setattr(gallery, "BASES", tmp_path / "bases")
@@ -94,9 +94,11 @@ def test_a_mark_is_of_the_preset_and_of_how_its_model_was_made(tmp_path, monkeyp
         path.write_bytes(own.read_bytes())
     assert gallery.mark_of(toy) == was
     preset.write_bytes(preset.read_bytes() + b"#")
-    other = gallery.mark_of(toy)
-    made.write_bytes(made.read_bytes() + b" ")
-    assert len({was, other, gallery.mark_of(toy)}) == 3
+    other, record = gallery.mark_of(toy), json.loads(made.read_text(encoding="utf-8"))
+    made.write_text(json.dumps(record | {"cpu_seconds": 1}), encoding="utf-8")
+    assert gallery.mark_of(toy) == other != was
+    made.write_text(json.dumps(record | {"scored_weights": "0"}), encoding="utf-8")
+    assert gallery.mark_of(toy) not in (was, other)
 
 
 @pytest.mark.long
