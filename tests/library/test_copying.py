@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts import families
+from sd_scripts.families.common.tiny import made_once
+from sd_scripts.families.sd.model import Sd
 from sd_scripts.library.core.copying import copied
 
 
@@ -83,3 +85,14 @@ def test_a_copy_holds_what_a_deep_copy_holds_and_shares_no_memory(name: str) -> 
             if isinstance(value, Tensor):
                 assert torch.equal(mine[path], value) and mine[path].requires_grad == value.requires_grad, path
                 assert mine[path].dtype == value.dtype and mine[path].data_ptr() not in memory, path
+
+
+def test_a_tiny_model_that_is_first_asked_for_on_another_device_is_made_where_all_are() -> None:
+    tiny = made_once(Sd.tiny.__wrapped__)  # type: ignore[attr-defined]
+    with torch.device("meta"):
+        parts = tiny(Sd())
+    assert {
+        tensor.device.type
+        for module in (*parts.modules().values(), *tiny(Sd()).modules().values())
+        for tensor in module.state_dict().values()
+    } == {"cpu"}

@@ -163,6 +163,8 @@ def test_base_lora_and_checkpoints_of_a_run_stand_side_by_side_after_one_click(p
             page.locator("#kl-inf-compare").click()
         # It is one prompt, also where it has several lines.
         assert order.value.post_data_json["prompts"] == compared
+        # The answer brings the focus here, and would take along what is being written elsewhere.
+        expect(page.locator("#kl-inf-seeds")).to_be_focused()
     expect(page.locator("#kl-inf-seeds-error")).to_contain_text("'x' is neither a whole number")
     # The field and what is wrong with it are above the row of buttons, which stays at the end of the window.
     for size in ((1920, 1080), (1280, 720), (390, 844)):

@@ -7,6 +7,7 @@ from functools import wraps
 from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import torch
 from diffusers import AutoencoderKL
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTokenizer
@@ -27,7 +28,9 @@ def made_once(make: Callable[Concatenate[Family, Given], Parts]) -> Callable[Con
     def tiny(family: Family, /, *given: Given.args, **named: Given.kwargs) -> Parts:
         asked = (type(family), given, *named.items())
         if asked not in kept:
-            kept[asked] = make(family, *given, **named)
+            # Wherever the caller has new tensors go: others will ask for them.
+            with torch.device("cpu"):
+                kept[asked] = make(family, *given, **named)
         return copied(kept[asked], kept[asked].modules().values())
 
     return tiny
