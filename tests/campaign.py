@@ -77,8 +77,10 @@ def run(kind: str, wanted: Sequence[str], times: int, marks: str, at_once: int) 
                 results.add({"name": name, **tested(files, marks, at_once > 1)})
             # So that those that still run have as much beside them as before.
             with subprocess.Popen([sys.executable, "-c", _OTHER]) as other:
-                ended.wait()
-                other.kill()
+                try:
+                    ended.wait()
+                finally:
+                    other.kill()
         except BaseException:
             left.clear()
             ended.abort()

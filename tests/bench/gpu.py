@@ -16,7 +16,6 @@ usage: gpu.py [--families sdxl,flux,qwen_edit,zimage] [--memory_options plain,ch
 from __future__ import annotations
 
 import argparse
-import copy
 import gc
 import json
 import sys
@@ -98,7 +97,7 @@ def outline(name: str, options: RunOptions, dtype: torch.dtype, small: bool) -> 
     family = families.family(name)
     if not small:
         return structure_of(family, options.model, {"backbone": dtype}).parts
-    parts = copy.deepcopy(family.tiny())
+    parts = family.tiny()
     for module in parts.modules().values():
         leave_out(module)
     return parts
