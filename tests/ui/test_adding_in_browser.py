@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.ui.on_screen import Eyes
 from tests.ui.test_datasets import jpeg, zipped
@@ -86,10 +86,20 @@ def test_folders_and_files_are_found_with_the_mouse_and_with_the_keyboard(
         (tmp_path / f"folder {number}").mkdir()
     (tmp_path / "base.safetensors").write_bytes(b"x")
     page.locator(FIELD).fill(str(tmp_path))
+    up, use = page.get_by_role("button", name="One folder up"), page.get_by_role("button", name="Use this folder")
+    promised: list[bool] = []
+
+    def read(route: Route) -> None:
+        promised.extend((up.is_enabled(), use.is_visible()))
+        route.continue_()
+
+    page.route("**/kl/browse", read, times=1)
     page.get_by_role("button", name="Browse for Training image folder").click()
     search, path = page.locator("#kl-pick-search"), page.locator(".kl-pick-path")
     expect(search).to_be_focused()
     expect(page.locator("#kl-pick-list li").first).to_contain_text("folder 0")
+    assert promised == [False, False], "before it is known where one is"
+    expect(up).to_be_enabled()
     assert visited.axe(".kl-dialog") == [] and Eyes(page).flaws() == []
     # 300 rows are drawn at once, further ones as somebody comes to them.
     for _ in range(40):
@@ -104,7 +114,7 @@ def test_folders_and_files_are_found_with_the_mouse_and_with_the_keyboard(
     expect(path).to_have_text(str(tmp_path))
     page.locator("#kl-pick-list li", has_text="folder 7").first.click()
     expect(path).to_have_text(str(tmp_path / "folder 7"))
-    page.get_by_role("button", name="Use this folder").click()
+    use.click()
     expect(page.locator(FIELD)).to_have_value(str(tmp_path / "folder 7"))
     expect(page.locator(FIELD)).to_be_focused()
     page.locator("#kl-pretrained_model_name_or_path").fill(str(tmp_path / "nothing.safetensors"))

@@ -9,8 +9,9 @@ from typing import Any
 
 import psutil
 import pytest
-from playwright.sync_api import Page, Request, expect
+from playwright.sync_api import Page, Request, Route, expect
 
+from kohya_like import packing
 from tests.ui.conftest import hearing
 from tests.ui.runs_on_disk import made, options
 
@@ -251,6 +252,23 @@ def test_the_page_and_its_studio_are_small_and_ask_nobody_and_only_when_a_button
         before = wakes(studio.process.pid)
         time.sleep(1)
         assert wakes(studio.process.pid) - before < 400, "a studio that nobody asks anything takes from what trains beside it"
+
+
+def test_the_first_part_of_the_page_is_drawn_first_however_late_the_module_of_all_comes(
+    window: Page, studio: Any, visit: Callable[..., Any]
+) -> None:
+    def late(route: Route) -> None:
+        window.wait_for_function("document.querySelectorAll('.kl-part').length > 9")
+        window.evaluate(
+            """() => new MutationObserver((changes) => (window.drawn ??= changes.find((each) => each.target.matches('.kl-part'))?.target))
+                .observe(document.querySelector('.kl-part').closest('.gradio-container'), { subtree: true, childList: true })"""
+        )
+        route.continue_()
+
+    window.route(f"**/{packing.FIRST}", late, times=1)
+    # All others ask with the token that it holds.
+    visit(studio.url)
+    assert window.evaluate("window.drawn === document.querySelector('.kl-part')")
 
 
 def test_the_whole_form_can_be_used_with_the_keyboard_alone(studio: Any, visit: Callable[..., Any]) -> None:

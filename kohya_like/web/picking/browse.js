@@ -12,7 +12,7 @@ const FOUND = "found";
 // asked: {label, option, kind: "file" | "folder", path}. take(path) gets what was chosen.
 export function browse(asked, take) {
   const places = make("select", { id: "kl-pick-places" });
-  const up = make("button", { type: "button", class: "kl-button", text: t`Up`, "aria-label": t`One folder up`, onclick: () => go(here.above) });
+  const up = make("button", { type: "button", class: "kl-button", text: t`Up`, "aria-label": t`One folder up`, disabled: true, onclick: () => go(here.above) });
   const path = make("code", { class: "kl-pick-path" });
   const search = make("input", {
     type: "text", id: "kl-pick-search", role: "combobox", "aria-expanded": "true", "aria-controls": "kl-pick-list", "aria-autocomplete": "list",
@@ -20,7 +20,7 @@ export function browse(asked, take) {
   });
   const list = make("ul", { id: "kl-pick-list", class: "kl-pick-list", role: "listbox", "aria-label": t`What is here` });
   const status = make("p", { class: "kl-note", role: "status" });
-  const use = make("button", { type: "button", class: "kl-button kl-strong", text: t`Use this folder`, onclick: () => choose(here.path) });
+  const use = make("button", { type: "button", class: "kl-button kl-strong", text: t`Use this folder`, hidden: true, onclick: () => choose(here.path) });
   const close = make("button", { type: "button", class: "kl-button", text: t`Close`, "aria-label": t`Close without choosing`, onclick: () => dialog.close() });
   const dialog = openDialog(t`${asked.kind === "folder" ? t`Folder` : t`File`} for ${asked.label}`,
     make("div", { class: "kl-control" }, make("label", { for: places.id, text: t`Go to` }), places, up), path, search, list, status, make("div", { class: "kl-row" }, use, close));
