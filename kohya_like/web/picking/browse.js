@@ -12,7 +12,7 @@ const FOUND = "found";
 // asked: {label, option, kind: "file" | "folder", path}. take(path) gets what was chosen.
 export function browse(asked, take) {
   const places = make("select", { id: "kl-pick-places" });
-  const up = make("button", { type: "button", class: "kl-button", text: t`Up`, "aria-label": t`One folder up`, disabled: true, onclick: () => go(here.above) });
+  const up = make("button", { type: "button", class: "kl-button", text: t`Up`, "aria-label": t`One folder up`, onclick: () => go(here.above) });
   const path = make("code", { class: "kl-pick-path" });
   const search = make("input", {
     type: "text", id: "kl-pick-search", role: "combobox", "aria-expanded": "true", "aria-controls": "kl-pick-list", "aria-autocomplete": "list",
@@ -27,14 +27,18 @@ export function browse(asked, take) {
   let here = { path: "", above: "", folders: [], files: [], models: [] };
   let rows = []; // {text, detail, act}, those that the search leaves
   let active = 0;
+  let turns = 0;
 
   function choose(text) {
     dialog.close();
     take(text);
   }
 
+  // The last one that is asked for counts; while it is being read it is not yet known which folder is used, or left.
   async function go(to, begins = false) {
     if (!to && !begins) return;
+    const turn = ++turns;
+    up.disabled = use.disabled = true;
     say(status, t`Reading …`);
     let answer;
     try {
@@ -42,6 +46,9 @@ export function browse(asked, take) {
     } catch (error) {
       answer = { problem: t`The studio does not answer: ${error.message}` };
     }
+    if (turn !== turns) return;
+    up.disabled = !here.above;
+    use.disabled = false;
     if (answer.problem) {
       say(status, translated(answer.problem));
       return;
