@@ -99,11 +99,15 @@ def test_every_run_on_disk_is_listed_with_its_state_and_a_reload_shows_the_same_
     expect(page.locator("#kl-runs .kr-title")).to_have_text("broken")
 
 
-SEEN = """() => [...document.querySelectorAll('#kl-runs .kr-run, #kl-runs .kr-run *')].filter((node) => node.checkVisibility())
-    .map((node) => [node.tagName, [...node.childNodes].filter((each) => each.nodeType === 3).map((each) => each.data).join(''), node.value,
-        ...['class', 'alt', 'aria-label', 'aria-valuetext', 'href', 'src', 'd', 'style', 'title'].map((name) => node.getAttribute(name))]
-    .join('|'))"""
-"""Everything that somebody sees of a run, or is told of it."""
+SEEN = """async () => {
+  const nodes = () => [...document.querySelectorAll('#kl-runs .kr-run, #kl-runs .kr-run *')].filter((node) => node.checkVisibility());
+  await Promise.all(nodes().filter((node) => node.tagName === 'IMG').map((image) => {
+    image.loading = 'eager';
+    return image.complete || new Promise((there) => { image.onload = image.onerror = there; }); }));
+  const told = ['class', 'alt', 'aria-label', 'aria-valuetext', 'href', 'src', 'd', 'style', 'title'];
+  return nodes().map((node) => [node.tagName, [...node.childNodes].filter((each) => each.nodeType === 3).map((each) => each.data).join(''),
+    node.value, ...told.map((name) => node.getAttribute(name))].join('|')); }"""
+"""Everything that somebody sees of a run, or is told of it, once its images are there, which have their sizes then."""
 
 
 def test_each_run_has_an_address_and_shows_nothing_of_the_one_before_and_each_tab_of_the_browser_has_its_own_draft(
