@@ -118,8 +118,9 @@ def part(name: str, value: Any = None, events: tuple[str, ...] = (), look: str =
     # Gradio learns the names of own events from the quoted words in this text, of which it makes a function. Chromium keeps functions that
     # are made of the same text over pages, with the place that they import from: a studio at another port would ask the one before.
     entry = f"location.origin + {json.dumps(folder() + packing.FIRST)}"
-    # One import for all: of several that wait for a module a browser lets any go on first, and the top has the token that others ask with.
     given = f"{json.dumps(name)}, element, props, trigger, watch, {json.dumps(events)}"
+    # One import for all parts keeps their order: of several that wait for a module, a browser lets any go on first, and the top has the
+    # token that the others ask with.
     return gr.HTML(
         value,
         html_template=f"<div class='{look}'></div>",

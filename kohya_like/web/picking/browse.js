@@ -34,7 +34,7 @@ export function browse(asked, take) {
     take(text);
   }
 
-  // The last one that is asked for counts; while it is being read it is not yet known which folder is used, or left.
+  // Of several folders that are asked for, the last one counts. Until it is there, the buttons would still mean the one before.
   async function go(to, begins = false) {
     if (!to && !begins) return;
     const turn = ++turns;
