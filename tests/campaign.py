@@ -34,6 +34,11 @@ def folders(wanted: Sequence[str] = ()) -> dict[str, list[str]]:
     return {name: files for name, files in found.items() if not wanted or name in {each.rstrip("/") for each in wanted}}
 
 
+def _say(text: str) -> None:
+    """Prints lines whole: print() writes the end of the last one apart, and what another thread says could come before it."""
+    print(f"{text}\n", end="", flush=True)
+
+
 def tested(files: Sequence[str], marks: str, several: bool) -> dict[str, Any]:
     """Runs these files; what they say goes to the console, at their end where several run at once."""
     begun = time.monotonic()
@@ -49,7 +54,7 @@ def tested(files: Sequence[str], marks: str, several: bool) -> dict[str, Any]:
     # 5: no test was left, such as in a folder whose tests all take minutes.
     passed = process.returncode in (0, 5)
     if several:
-        print(said.splitlines()[-1] if passed else said, flush=True)
+        _say(said.splitlines()[-1] if passed else said)
     return {"passed": passed, "failed": failed, "seconds": round(time.monotonic() - begun)}
 
 
@@ -73,7 +78,7 @@ def run(kind: str, wanted: Sequence[str], times: int, marks: str, at_once: int) 
                     name, files = left.popleft()
                 except IndexError:
                     break
-                print(f"== {name}", flush=True)
+                _say(f"== {name}")
                 results.add({"name": name, **tested(files, marks, at_once > 1)})
             # So that those that still run have as much beside them as before.
             with subprocess.Popen([sys.executable, "-c", _OTHER]) as other:
