@@ -544,15 +544,13 @@ def kept(page: Page, root: Path, promise: Promise, others: list[tuple[int, int]]
 def walk(page: Page, root: Path, promises: list[Promise], others: list[tuple[int, int]]) -> list[str]:
     """Presses the buttons in order, and tells each that keeps no promise, or that no promise is written for.
 
-    others: sizes at which what they show is looked at too, the first time; the rare ones are left out then.
+    others: sizes at which what they show is looked at too, but for the rare ones, which are left out then.
     """
-    found, unknown, seen = [], {}, set()
+    found, unknown = [], {}
     for promise in promises:
         if others and promise.rare:
             continue
-        shown = promise.shows, promise.says
-        found += [f"{promise.button}: {promise.shows} {fault}" for fault in kept(page, root, promise, [] if shown in seen else others)]
-        seen.add(shown)
+        found += [f"{promise.button}: {promise.shows} {fault}" for fault in kept(page, root, promise, others)]
         names = [name for name in Eyes(page).buttons() if not any(re.fullmatch(known.button, name) for known in promises)]
         unknown |= {name: promise.button for name in names if name not in unknown}
     return found + [f"{name}: no promise is written for this button, which is there after {after}" for name, after in unknown.items()]
